@@ -75,14 +75,14 @@ def _merged(parents: Array, keys: Array) -> tuple[Array, Array, Array]:
     parent, key, count, base = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0, int(keys.max(initial=0)) + 1
     for rows in _levels(parents):
         paths = (node_of[parents[rows]] + 1) * base + keys[rows]
-        found, first, which = np.unique(paths, return_index=True, return_inverse=True)
+        distinct_paths, first, which = np.unique(paths, return_index=True, return_inverse=True)
         order = np.argsort(first)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         node_of[rows] = count + place[which.reshape(-1)]
-        parent.append(found[order] // base - 1)
-        key.append(found[order] % base)
-        count += len(found)
+        parent.append(distinct_paths[order] // base - 1)
+        key.append(distinct_paths[order] % base)
+        count += len(distinct_paths)
     return node_of[:-1], np.concatenate(parent), np.concatenate(key)
 
 
@@ -287,9 +287,9 @@ class BackwardRanges:
         parents: Array = self._above.copy()
         unknown = np.ones(len(nodes), bool)
         for which, above in ancestor_levels(made, self._above):
-            found = unknown[which] & (self._ranges.kind[above] != OPERATOR)
-            parents[nodes[which[found]]] = above[found]
-            unknown[which[found]] = False
+            placed = unknown[which] & (self._ranges.kind[above] != OPERATOR)
+            parents[nodes[which[placed]]] = above[placed]
+            unknown[which[placed]] = False
         return parents
 
     def _nodes(self) -> tuple[Array, Array]:

@@ -85,12 +85,12 @@ def align(
         first = waiting.pop(0)
         clocks[first] = _by_epoch(traces[first], traces[lowest], lowest)
         reached = [first]
-        for known in reached:
-            for rank in [rank for rank in waiting if sequences[rank]] if sequences[known] else ():
-                found = _compare(sequences[known], sequences[rank])
-                if found is not None:
-                    offset, spread, count = found
-                    clocks[rank] = Clock(clocks[known].offset_ns + offset, "collectives", known, count, spread)
+        for near in reached:
+            for rank in [rank for rank in waiting if sequences[rank]] if sequences[near] else ():
+                comparison = _compare(sequences[near], sequences[rank])
+                if comparison is not None:
+                    offset, spread, count = comparison
+                    clocks[rank] = Clock(clocks[near].offset_ns + offset, "collectives", near, count, spread)
                     waiting.remove(rank)
                     reached.append(rank)
     return {rank: clocks[rank] for rank in sorted(clocks)}

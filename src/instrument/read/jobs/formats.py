@@ -134,8 +134,8 @@ def foreign_format(path: Path, head: bytes) -> str:
     """
     if is_compile_log(head):
         return _LOG
-    if found := next((text for pattern, text in _BY_CONTENT if pattern.match(head)), ""):
-        return found
+    if text_for_content := next((text for pattern, text in _BY_CONTENT if pattern.match(head)), ""):
+        return text_for_content
     if not head or head.lstrip()[:1] in (b"{", b"["):
         return ""
     return next((text for end, text in _BY_NAME.items() if path.name.endswith(end)), "")

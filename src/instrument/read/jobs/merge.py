@@ -269,8 +269,8 @@ def merge_traces(
         raise ValueError('"ranks" must hold at least one rank: it is empty')
     if steps is not None and not 0 <= steps[0] <= steps[1]:
         raise ValueError(f'"steps" must be the first and the last step, such as (10, 12): {steps!r}')
-    found = _read(paths, chosen, steps, skip_unreadable=skip_unreadable)
-    files = {rank: file for rank, file in found.items() if isinstance(file, RankFile)}
+    traces = _read(paths, chosen, steps, skip_unreadable=skip_unreadable)
+    files = {rank: file for rank, file in traces.items() if isinstance(file, RankFile)}
     if chosen is not None:
         files = {rank: file for rank, file in files.items() if rank in chosen}
     _check_steps(files, steps)
@@ -292,9 +292,9 @@ def merge_traces(
         events,
         clocks,
         {rank: file.path for rank, file in files.items()},
-        tuple(found.missing) if chosen is None else (),
-        found.failed,
-        found.left_out,
+        tuple(traces.missing) if chosen is None else (),
+        traces.failed,
+        traces.left_out,
         {rank: file.lost for rank, file in files.items() if file.lost},
     )
 
@@ -317,27 +317,29 @@ def _read(
         if not Path(paths).is_file():
             check_ranks_path(paths)
     files, left_out = find_trace_files(paths)
-    found = _read_chosen(files, chosen, partial(read_rank_file, steps=steps))
-    found.left_out |= left_out
+    traces = _read_chosen(files, chosen, partial(read_rank_file, steps=steps))
+    traces.left_out |= left_out
     if chosen is not None:
-        found.failed = {path: why for path, why in found.failed.items() if rank_from_name(path) in {None, *chosen}}
-    if found.failed and not skip_unreadable:
-        path, reason = next(iter(found.failed.items()))
-        others = "".join(f"; {other}: {why}" for other, why in list(found.failed.items())[1:])
+        traces.failed = {
+            path: why for path, why in traces.failed.items() if rank_from_name(path) in {None, *chosen}
+        }
+    if traces.failed and not skip_unreadable:
+        path, reason = next(iter(traces.failed.items()))
+        others = "".join(f"; {other}: {why}" for other, why in list(traces.failed.items())[1:])
         raise TraceError(path, f"{reason}{others}; skip_unreadable=True merges the other ranks")
-    if unknown := (chosen or frozenset()) - found.keys() - set(map(rank_from_name, found.failed)):
-        known = ", ".join(map(str, found))
-        raise ValueError(f'"ranks" must be among those with a trace, {known}: {sorted(unknown, key=str)}')
-    return found
+    if unknown := (chosen or frozenset()) - traces.keys() - set(map(rank_from_name, traces.failed)):
+        with_trace = ", ".join(map(str, traces))
+        raise ValueError(f'"ranks" must be among those with a trace, {with_trace}: {sorted(unknown, key=str)}')
+    return traces
 
 
 def _read_chosen(files: list[Path], chosen: frozenset[int] | None, read: Callable[[Path], RankFile]) -> TraceSet:
     """Read the files that may be of chosen ranks by their names, or all if the ranks in the files are others."""
     named = {path: rank_from_name(path) for path in files}
     if chosen is not None and chosen <= set(named.values()):
-        found = read_ranks([path for path, rank in named.items() if rank in {None, *chosen}], read)
-        if chosen <= found.keys() or found.failed:
-            return found
+        traces = read_ranks([path for path, rank in named.items() if rank in {None, *chosen}], read)
+        if chosen <= traces.keys() or traces.failed:
+            return traces
     return read_ranks(files, read)
 
 

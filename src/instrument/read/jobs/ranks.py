@@ -171,8 +171,8 @@ def set_of(
     for trace in traces:
         if trace.path in merged:
             continue
-        known = trace.rank is not None and 0 <= trace.rank < MAX_RANKS
-        rank = trace.rank if known else rank_from_name(trace.path)
+        has_rank = trace.rank is not None and 0 <= trace.rank < MAX_RANKS
+        rank = trace.rank if has_rank else rank_from_name(trace.path)
         if rank is None:
             nameless.append(trace)
         else:

@@ -50,16 +50,16 @@ def rank_from_name(path: Path) -> int | None:
     """Return the rank in the name of a file or of its folder; None if neither has one."""
     stem = re.sub(r"(\.pt)?(\.trace)?(\.json|\.json\.gz|\.sqlite|\.nsys-rep|\.db)$", "", path.name)
     for pattern in _NAMED:
-        if found := pattern.search(stem):
-            return int(found[1])
-    found = _FOLDER.match(path.parent.name)
-    return int(found[1]) if found else None
+        if match := pattern.search(stem):
+            return int(match[1])
+    match = _FOLDER.match(path.parent.name)
+    return int(match[1]) if match else None
 
 
 def process_from_name(path: Path) -> str:
     """Return the process id in the name of a file, as ", process 4711", or ""."""
-    found = re.search(r"-pid(\d+)\.", path.name)
-    return f", process {found[1]}" if found else ""
+    match = re.search(r"-pid(\d+)\.", path.name)
+    return f", process {match[1]}" if match else ""
 
 
 class FoundFiles(NamedTuple):
@@ -114,13 +114,13 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     by_folder: dict[Path, list[Path]] = {}
     for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
-    found = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
-    found = [(path, files) for path, files in found if not all(map(is_merged, files))]
-    if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return [path for _, files in found for path in files], []
-    if found:
-        last = _last_of_each_rank(found)
-        return dict(found)[last], [path for path, _ in found if path != last]
+    folders = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
+    folders = [(path, files) for path, files in folders if not all(map(is_merged, files))]
+    if folders and all(_FOLDER.match(path.name) for path, _ in folders):
+        return [path for _, files in folders for path in files], []
+    if folders:
+        last = _last_of_each_rank(folders)
+        return dict(folders)[last], [path for path, _ in folders if path != last]
     if chosen:
         return chosen, []
     others = sum(map(len, by_folder.values()))
@@ -134,18 +134,18 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def but_pickles(folder: Path) -> str:
     """Return how the files in a folder that may be memory snapshots are read; empty without any."""
-    found = _natural_order(folder.glob("*.pickle"))
-    files = counted(len(found), ".pickle file")
-    return f", but {files}: instrument memory reads one, such as {found[0]}" if found else ""
+    pickles = _natural_order(folder.glob("*.pickle"))
+    files = counted(len(pickles), ".pickle file")
+    return f", but {files}: instrument memory reads one, such as {pickles[0]}" if pickles else ""
 
 
-def _last_of_each_rank(found: Sequence[tuple[Path, list[Path]]]) -> Path:
+def _last_of_each_rank(folders: Sequence[tuple[Path, list[Path]]]) -> Path:
     """Return the last folder by name; with several runs, of the run that was written last."""
     written: dict[Path, int] = {}
-    for path, files in found:
+    for path, files in folders:
         newest = max(file.stat().st_mtime_ns for file in files)
         written[path.parent] = max(written.get(path.parent, 0), newest)
-    return max(enumerate(found), key=lambda item: (written[item[1][0].parent], item[0]))[1][0]
+    return max(enumerate(folders), key=lambda item: (written[item[1][0].parent], item[0]))[1][0]
 
 
 def _matching(pattern: Path) -> Iterator[Path]:

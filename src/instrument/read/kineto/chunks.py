@@ -75,10 +75,10 @@ class EventChunks:
         text = b""
         for block in self._texts:
             searched, text = max(len(text) - _BOUNDARY_SEARCH_BYTES, 0), text + block
-            found = _EVENTS.search(text, searched)
-            if found:
-                self._offset += found.end()
-                return text[: found.start()], text[found.end() :]
+            array = _EVENTS.search(text, searched)
+            if array:
+                self._offset += array.end()
+                return text[: array.start()], text[array.end() :]
             if len(text) > _MAX_EVENT_BYTES:
                 break
         begin = first_event(text)
@@ -149,13 +149,13 @@ def _no_events_reason(text: bytes) -> str:
     return f"{what}: give a trace that torch.profiler, Nsight Systems or rocprofv3 wrote"
 
 
-def _last_boundary(text: bytearray, known: int) -> int:
-    """Return where the next-to-last event seems to end; 1 if that is not beyond ``known``."""
+def _last_boundary(text: bytearray, searched: int) -> int:
+    """Return where the next-to-last event seems to end; 1 if that is not beyond ``searched``."""
     size = 1 << 13
     while True:
-        start = max(len(text) - size, known - _BOUNDARY_SEARCH_BYTES, 0)
+        start = max(len(text) - size, searched - _BOUNDARY_SEARCH_BYTES, 0)
         ends = [match.end() for match in BETWEEN.finditer(text, start)]
-        if ends or len(text) - size <= known:
+        if ends or len(text) - size <= searched:
             return ends[-1] if ends else 1
         size *= 16
 

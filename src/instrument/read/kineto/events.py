@@ -295,8 +295,8 @@ class Collector:
 
 def _kind(phase: str, category: str | None) -> tuple[str, str]:
     """Return the kind of an event: unknown phases and categories, of which a file may have many, become empty."""
-    known = (category or "").lower()
-    return phase if phase in _PHASES else "", known if phase in ("X", "B") and known in _TABLES else ""
+    lower = (category or "").lower()
+    return phase if phase in _PHASES else "", lower if phase in ("X", "B") and lower in _TABLES else ""
 
 
 def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:

@@ -338,8 +338,8 @@ def _devices_of_ranks(
     numbers: Mapping[tuple[int, int], int], ranks: Mapping[int, Mapping[str, Any]]
 ) -> list[Device]:
     """Return the devices of a merged trace, with their new numbers."""
-    known = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
-    places = [(rank, device) for rank, devices in known.items() for device in devices]
+    by_rank = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
+    places = [(rank, device) for rank, devices in by_rank.items() for device in devices]
     return [
         replace(device, id=numbers[rank, device.id]) for rank, device in places if (rank, device.id) in numbers
     ]

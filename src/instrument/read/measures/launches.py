@@ -255,8 +255,8 @@ def _backward_threads(trace: Trace, rows: Array, threads: Array) -> tuple[Array,
         region[inside] = regions.parent[region[inside]]
         thread[inside] = np.where(region[inside] >= 0, regions.thread[region[inside]], -1)
         inside = inside[thread[inside] == threads[inside]]
-    found = thread >= 0
-    return rows[found], thread[found], times_ns[found]
+    lent = thread >= 0
+    return rows[lent], thread[lent], times_ns[lent]
 
 
 def _launched(begin: Array, end: Array, work: _WorkArrays) -> Iterator[tuple[Array, Array]]:

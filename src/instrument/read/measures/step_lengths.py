@@ -186,8 +186,8 @@ class StepLengths:
     @property
     def run_ahead_ns(self) -> tuple[float, int] | None:
         """How far the CPU is ahead at the end of a step: the median and the maximum."""
-        known = [step.run_ahead_ns for step in self.steps if step.run_ahead_ns is not None]
-        return (median(known), max(known)) if known else None
+        ahead = [step.run_ahead_ns for step in self.steps if step.run_ahead_ns is not None]
+        return (median(ahead), max(ahead)) if ahead else None
 
     @property
     def runs_ahead(self) -> bool:
@@ -203,12 +203,12 @@ def merge_step_lengths(windows: Iterable[tuple[StepLengths | None, Sequence[int]
         windows: The lengths of each window, and the durations of its steps on the CPU, for windows without
             lengths.
     """
-    known = [(lengths, times) for lengths, times in windows]
-    if all(lengths is None for lengths, _ in known):
+    each_window = [(lengths, times) for lengths, times in windows]
+    if all(lengths is None for lengths, _ in each_window):
         return None
     steps: list[StepLength] = []
     totals = LoopTotals()
-    for lengths, times in known:
+    for lengths, times in each_window:
         steps += lengths.steps if lengths else map(StepLength, times)
         totals += lengths.totals if lengths else LoopTotals()
     return StepLengths(tuple(steps), totals)
@@ -316,9 +316,9 @@ def _processes(trace: Trace, process_of: Array) -> Array:
     stepped = gpu.step >= 0
     process[stepped] = process_of[trace.steps.thread[gpu.step[stepped]]]
     for _, rows in group_rows(gpu.device):
-        known = process[rows][process[rows] >= 0]
-        if len(known) and known.min() == known.max():
-            process[rows] = known[0]
+        launching = process[rows][process[rows] >= 0]
+        if len(launching) and launching.min() == launching.max():
+            process[rows] = launching[0]
     return process
 
 
@@ -339,11 +339,11 @@ def _synchronizations(trace: Trace) -> dict[int, list[Synchronization]]:
     waits = [wait for wait in find_synchronizations(trace) if loop[wait.thread]]
     starts, threads = [wait.start_ns for wait in waits], [wait.thread for wait in waits]
     held = StepIndex(trace).rows_at(np.array(starts, np.int64), np.array(threads, np.int64))
-    found: dict[int, list[Synchronization]] = defaultdict(list)
+    by_step: dict[int, list[Synchronization]] = defaultdict(list)
     for wait, row in zip(waits, held.tolist(), strict=True):
         if row >= 0:
-            found[row].append(wait)
-    return found
+            by_step[row].append(wait)
+    return by_step
 
 
 def _blocked_launches(trace: Trace) -> Array:
@@ -484,7 +484,8 @@ def _synchronized_totals(
             if device.was_done(wait) and (_WHOLE_DEVICE.search(wait.call) or not only_whole):
                 places[len(calls), place].append((number, wait.end_ns))
     ends = [
-        (found[-1][0] - found[0][0], place, found[-1][1] - found[0][1]) for (_, place), found in places.items()
+        (calls_at[-1][0] - calls_at[0][0], place, calls_at[-1][1] - calls_at[0][1])
+        for (_, place), calls_at in places.items()
     ]
     count, _, ns = max(ends, default=(0, 0, 0))
     return LoopTotals(synchronized_steps=count, synchronized_ns=ns) if count else LoopTotals()

@@ -42,10 +42,10 @@ def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cas
         cast: a mask of those whose stack has a frame that casts.
     """
     sizes, parameter_count = np.unique(size[parameters], return_counts=True)
-    found = np.zeros(len(size), bool)
+    casts = np.zeros(len(size), bool)
     rows = np.flatnonzero(kept & (cast if cast.any() else True))
     if not len(sizes) or not len(rows):
-        return found
+        return casts
     place = np.minimum(np.searchsorted(sizes, 2 * size[rows]), len(sizes) - 1)
     fits = sizes[place] == 2 * size[rows]
     rows, place = rows[fits], place[fits]
@@ -62,8 +62,8 @@ def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cas
         part = (np.bincount(place[own], minlength=len(sizes)) / parameter_count)[large]
         alike = part.min(initial=1) >= _ALIKE * part.max(initial=0)
         if cast.any() or (alike and 2 * size[rows[own]].sum() >= _LEAST * total):
-            found[rows[own]] = True
-    return found
+            casts[rows[own]] = True
+    return casts
 
 
 CATEGORIES = {
@@ -304,12 +304,12 @@ def _paired(own: Table, rows: Array, sizes: Array) -> Array:
     order = np.lexsort((rows, own.requested_bytes[rows]))
     size = own.requested_bytes[rows[order]]
     first = np.searchsorted(size, size)
-    known, times = np.unique(sizes, return_counts=True)
-    place = np.minimum(np.searchsorted(known, size), max(len(known) - 1, 0))
-    found = known[place] == size if len(known) else np.zeros(len(size), bool)
+    distinct, times = np.unique(sizes, return_counts=True)
+    place = np.minimum(np.searchsorted(distinct, size), max(len(distinct) - 1, 0))
+    matches = distinct[place] == size if len(distinct) else np.zeros(len(size), bool)
     result = np.empty(len(rows), np.int64)
-    times = times[place] if len(known) else np.ones(len(size), np.int64)
-    result[order] = np.where(found, (np.arange(len(size)) - first) // times, len(size) + 1)
+    times = times[place] if len(distinct) else np.ones(len(size), np.int64)
+    result[order] = np.where(matches, (np.arange(len(size)) - first) // times, len(size) + 1)
     return result
 
 
@@ -341,9 +341,9 @@ def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed)
     last = np.zeros(len(lines), np.int64)
     np.minimum.at(first, place, category[later])
     np.maximum.at(last, place, category[later])
-    known, alone = lines[first == last], first[first == last]
-    rows = np.flatnonzero(left & np.isin(freed.line, known))
-    category[rows] = alone[np.searchsorted(known, freed.line[rows])]
+    of_one, alone = lines[first == last], first[first == last]
+    rows = np.flatnonzero(left & np.isin(freed.line, of_one))
+    category[rows] = alone[np.searchsorted(of_one, freed.line[rows])]
     evidence[rows] = _reason("freed as later ones")
 
 
@@ -358,8 +358,8 @@ def _infer_state(
     new = _one_pass(own, (category == _STATE) & (begun == OPTIMIZER_STEP), passes)
     turn = _paired(own, rows, new)
     unlike = (turn > len(rows)) & (freed.marks[rows] & OPTIMIZER > 0)
-    found = rows[(turn == 0) | unlike]
-    category[found], evidence[found] = _STATE, _reason("freed in a step")
+    states = rows[(turn == 0) | unlike]
+    category[states], evidence[states] = _STATE, _reason("freed in a step")
 
 
 def _infer_freed(own: Table, left: Array, category: Array, evidence: Array, begun: Array, passes: Passes) -> None:
@@ -370,5 +370,5 @@ def _infer_freed(own: Table, left: Array, category: Array, evidence: Array, begu
     ):
         rows = np.flatnonzero(left & (category == _OTHER))
         sizes = _one_pass(own, (category == name) & (begun == pass_), passes)
-        found = rows[_paired(own, rows, sizes) == 0]
-        category[found], evidence[found] = name, _reason(reason)
+        sized = rows[_paired(own, rows, sizes) == 0]
+        category[sized], evidence[sized] = name, _reason(reason)

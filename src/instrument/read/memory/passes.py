@@ -70,21 +70,21 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     innermost = by_stack.lowest(python)
     own = by_stack.lowest(users[flat])
     line = np.where(own >= 0, own, innermost)
-    found = by_stack.union(marks[flat])
+    all_marks = by_stack.union(marks[flat])
     optimizer, inner = (by_stack.lowest(marks[flat] & mark > 0) for mark in (OPTIMIZER, MODULE | BACKWARD))
     base = _by_text(frames, lambda file: path_in_torch(file) == _BASE_OF_OPTIMIZERS)
     calls_own = (own >= 0) & ~base[flat[optimizer]] if len(flat) else own >= 0
     # Frames nearer to the allocation than torch's optimizer are of what it calls: Lightning trains in a closure.
     closure = ((inner >= 0) & (inner < optimizer)) | (calls_own & (own < optimizer))
-    found = np.where(closure, found & ~OPTIMIZER | CLOSURE, found)
+    all_marks = np.where(closure, all_marks & ~OPTIMIZER | CLOSURE, all_marks)
     outermost = by_stack.highest(python)
     rooted = roots[flat[outermost]] & (outermost >= 0) if len(flat) else outermost >= 0
     if rooted.sum() * 2 > (outermost >= 0).sum():  # else roots are not recorded
         # autograd's threads call hooks, custom functions and checkpointed parts
-        found = np.where((outermost >= 0) & ~rooted, found | BACKWARD, found)
+        all_marks = np.where((outermost >= 0) & ~rooted, all_marks | BACKWARD, all_marks)
     line = np.where(line >= 0, flat[line] if len(flat) else line, -1)
     calls_module, outside = marks & MODULE > 0, _by_text(frames, _is_outside)
-    return StackFacts(line, found, _calls(by_stack, calls_module, outside), calls_module, outside)
+    return StackFacts(line, all_marks, _calls(by_stack, calls_module, outside), calls_module, outside)
 
 
 def _calls(by_stack: _Reduced, calls_module: Array, outside: Array) -> Array:
@@ -94,9 +94,9 @@ def _calls(by_stack: _Reduced, calls_module: Array, outside: Array) -> Array:
         return flat
     place = np.where(outside[flat], np.arange(len(flat)), len(flat))
     following = np.minimum.accumulate(place[::-1])[::-1]
-    found = following[calls_module[flat]]
-    same = found < (starts + sizes).repeat(sizes)[calls_module[flat]]
-    rows: Array = np.unique(flat[found[same]])
+    callers = following[calls_module[flat]]
+    same = callers < (starts + sizes).repeat(sizes)[calls_module[flat]]
+    rows: Array = np.unique(flat[callers[same]])
     return rows
 
 
@@ -129,8 +129,8 @@ class _Reduced(NamedTuple):
 
 
 def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
-    known = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
-    return np.array([known[code] for code in frames.file.tolist()] or [False])
+    by_code = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
+    return np.array([by_code[code] for code in frames.file.tolist()] or [False])
 
 
 def _is_not_own(file: str) -> bool:
@@ -144,8 +144,8 @@ def _is_outside(file: str) -> bool:
 def _marks(file: str, name: str) -> int:
     """Return the marks of a frame."""
     if not _is_python(file):
-        found = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
-        return sum(mark for mark, pattern in found if pattern.search(name))
+        patterns = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
+        return sum(mark for mark, pattern in patterns if pattern.search(name))
     inside = path_in_torch(file)
     if name == "zero_grad":
         return PYTHON | ZERO_GRAD
@@ -165,15 +165,15 @@ def module_calls(facts: StackFacts, stack: Sequence[int]) -> tuple[int, ...]:
 
     Frames have no names of modules; the line that calls one tells it from others of its class.
     """
-    found = []
+    calls = []
     caller = -1
     for row in reversed(stack):
         if facts.calls_module[row]:
             if caller >= 0:
-                found.append(caller)
+                calls.append(caller)
         elif facts.outside[row]:
             caller = row
-    return tuple(found)
+    return tuple(calls)
 
 
 def _is_python(file: str) -> bool:
@@ -218,9 +218,9 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts, stacks: Arra
         own = np.flatnonzero(events.device == device)
         marks = facts.marks[stacks[own]]
         alike = frees[own], ~frees[own] & ~taken[own]
-        kind[own] = found = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
-        begins = (found != FORWARD_PASS) | (marks & MODULE > 0)
-        strong = _filled(np.where(begins, found, _UNKNOWN))
+        kind[own] = kinds = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
+        begins = (kinds != FORWARD_PASS) | (marks & MODULE > 0)
+        strong = _filled(np.where(begins, kinds, _UNKNOWN))
         number[own] = np.cumsum(np.append(0, np.diff(strong) != 0)) if len(own) else strong
     return Passes(kind, number)
 
@@ -328,30 +328,30 @@ def regions_of(
         frames: the frames of the stacks.
         stacks: the stacks.
     """
-    found = [events.strings[events.user_metadata[row]] if row >= 0 else "" for row in rows.tolist()]
-    known = np.flatnonzero(rows >= 0)
-    known = known[events.time_ns[rows[known]] >= 0]
+    regions = [events.strings[events.user_metadata[row]] if row >= 0 else "" for row in rows.tolist()]
+    timed = np.flatnonzero(rows >= 0)
+    timed = timed[events.time_ns[rows[timed]] >= 0]
     marks = annotations.where(annotations.time_ns >= 0)
-    if not len(marks) or not len(known):
-        return found
+    if not len(marks) or not len(timed):
+        return regions
     marks = marks.where(np.argsort(marks.time_ns, kind="stable"))
-    event = rows[known]
+    event = rows[timed]
     opened = _opened(marks, np.searchsorted(marks.time_ns, events.time_ns[event], "right"))
     backward = passes.kind == BACKWARD_PASS
     started = _is_started(frames, stacks)[events.stack]
     program = ~backward & (events.stack > 0)
     in_thread = 2 * started[program].sum() > program.sum()  # where the loop is, as most of these are its own
     names = _names(opened, backward[event], started[event] == in_thread, in_thread)
-    for place, name in zip(known.tolist(), names.tolist(), strict=True):
-        found[place] = found[place] or name
-    return found
+    for place, name in zip(timed.tolist(), names.tolist(), strict=True):
+        regions[place] = regions[place] or name
+    return regions
 
 
 def _is_started(frames: Table, stacks: Sequence[tuple[int, ...]]) -> Array:
     """Return which stacks are of threads that Python started."""
     roots = np.flatnonzero(frames.matching("name", _BOOTSTRAP) & frames.matching("file", _THREADING))
-    known = frozenset(roots.tolist())
-    return np.array([not known.isdisjoint(stack) for stack in stacks])
+    started = frozenset(roots.tolist())
+    return np.array([not started.isdisjoint(stack) for stack in stacks])
 
 
 class _Opened(NamedTuple):
@@ -389,11 +389,11 @@ def _opened(marks: Table, places: Array) -> _Opened:
     own = thread == loop
     noted = np.sort(np.concatenate((begin[own], end[own])))
     beside = set(thread[np.searchsorted(noted, begin) != np.searchsorted(noted, end)].tolist())
-    others = {each: found for each, found in opened.items() if each != loop}
+    others = {each: names_of for each, names_of in opened.items() if each != loop}
     return _Opened(
         opened[loop],
-        [found for each, found in others.items() if each not in beside],
-        [found for each, found in others.items() if each in beside],
+        [names_of for each, names_of in others.items() if each not in beside],
+        [names_of for each, names_of in others.items() if each in beside],
     )
 
 
@@ -417,7 +417,7 @@ def _paired(marks: Table) -> tuple[Array, Array]:
 def _innermost(begin: Array, end: Array, names: Array, places: Array) -> Array:
     """Return the name of the range that began last, of those of a thread that are open at each place."""
     rows = np.concatenate((begin, end))
-    found = [""]
+    innermost = [""]
     open_: list[int] = []
     ended: set[int] = set()
     for number in np.argsort(rows, kind="stable").tolist():
@@ -427,8 +427,8 @@ def _innermost(begin: Array, end: Array, names: Array, places: Array) -> Array:
             ended.add(number - len(begin))
         while open_ and open_[-1] in ended:
             open_.pop()
-        found.append(names[open_[-1]] if open_ else "")
-    return np.array(found, object)[np.searchsorted(np.sort(rows), places)]
+        innermost.append(names[open_[-1]] if open_ else "")
+    return np.array(innermost, object)[np.searchsorted(np.sort(rows), places)]
 
 
 def _names(opened: _Opened, backward: Array, like_loop: Array, in_thread: bool) -> Array:

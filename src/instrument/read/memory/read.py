@@ -64,10 +64,10 @@ def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
     ranks = sorted(files)
     if rank is not None and rank not in files:
         raise ValueError(f'"rank" must be one of {listed(ranks)}, which have a snapshot in {path}: {rank}')
-    found = files[ranks[0] if rank is None else rank]
+    chosen = files[ranks[0] if rank is None else rank]
     if rank is not None or len(ranks) == 1:
-        return ChosenSnapshot(found, f"{found} is shown")
-    return ChosenSnapshot(found, f"{found} is shown; --rank takes another one of ranks {listed(ranks)}")
+        return ChosenSnapshot(chosen, f"{chosen} is shown")
+    return ChosenSnapshot(chosen, f"{chosen} is shown; --rank takes another one of ranks {listed(ranks)}")
 
 
 def _last_reason(folder: Path) -> str | None:
@@ -122,8 +122,8 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     with path.open("rb") as file:
         if not is_pickle(head := file.peek(2)):
             trace = "it is JSON, such as a trace, which instrument diagnose reads" * head.startswith((b"{", b"["))
-            known = foreign_format(path, head) or trace
-            more = f"; {known}" if known else ""
+            said = foreign_format(path, head) or trace
+            more = f"; {said}" if said else ""
             raise TraceError(path, f"it is not a pickle, the format in which torch writes memory snapshots{more}")
         events = _Events()
         try:
@@ -152,21 +152,21 @@ class _Stacks:
         """Return the number of a list of frames."""
         if not frames or not isinstance(frames, (list, tuple)):
             return 0
-        known = self._known.get(id(frames))
-        if known is None:
+        numbered = self._known.get(id(frames))
+        if numbered is None:
             number = self._numbers[tuple(map(self._frame, frames))]
-            known = self._known[id(frames)] = number, frames
-        return known[0]
+            numbered = self._known[id(frames)] = number, frames
+        return numbered[0]
 
     def _frame(self, frame: Any) -> int:
-        known = self._known_frames.get(id(frame))
-        if known is None:
+        numbered = self._known_frames.get(id(frame))
+        if numbered is None:
             if not isinstance(frame, Mapping):
                 raise _FormatError("a frame of a stack is not a dictionary")
             name, file = (self._strings[_text(frame.get(key))] for key in ("name", "filename"))
             number = self._frames[name, file, _number(frame.get("line"), 0)]
-            known = self._known_frames[id(frame)] = number, frame
-        return known[0]
+            numbered = self._known_frames[id(frame)] = number, frame
+        return numbered[0]
 
     def stacks(self) -> list[tuple[int, ...]]:
         """Return the rows of the frames of each stack."""

@@ -175,12 +175,12 @@ def traffic_of(
     line = np.where(reason == _UNKNOWN, -1, facts.line[own.stack[returned]])
     begins = _begin_of_runs(returned, asks, (line, reason))
     begins_later = begins & ((step[returned] > 0) | (steps.complete == 0))
-    found = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
+    by_place = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
     columns = line, reason, begins, begins_later, -change[returned]
     for at, why, *amounts in zip(*(column.tolist() for column in columns), strict=True):
-        sums = found[at, why]
+        sums = by_place[at, why]
         sums[:] = map(operator.add, sums, amounts)
-    returns = (ReturnedMemory(place(at), _RETURN_REASONS[why], *sums) for (at, why), sums in found.items())
+    returns = (ReturnedMemory(place(at), _RETURN_REASONS[why], *sums) for (at, why), sums in by_place.items())
     return DriverTraffic(
         tuple(sorted(returns, key=lambda each: (-each.times, -each.bytes))),
         int(later.sum()),
@@ -267,11 +267,11 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
     state = uses.matching("category", _STATE)[recorded]
     rows = recorded[(allocations.end[recorded] >= len(events)) & ~state]
     rows = rows[steps.number[allocations.begin[rows]] < steps.complete]
-    known = defaultdict[int, set[int]](set)
+    steps_by_line = defaultdict[int, set[int]](set)
     sums = defaultdict[int, list[int]](lambda: [0, 0])
     columns = uses.line[rows], steps.number[allocations.begin[rows]], allocations.bytes[rows]
     for line, number, taken in zip(*(column.tolist() for column in columns), strict=True):
-        known[line].add(number)
+        steps_by_line[line].add(number)
         sums[line][0] += taken
         sums[line][1] += 1
     least = max(LEAST_STEPS, steps.complete / 2)
@@ -280,7 +280,7 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
     half, end = (_used_by_line(recorded_allocations, lines, steps, step) for step in (middle, steps.complete - 1))
     found = [
         Growth(line, len(own), *sums[line])
-        for line, own in known.items()
+        for line, own in steps_by_line.items()
         if len(own) >= least and end[line] > half[line]
     ]
     return sorted(found, key=lambda growth: -growth.bytes)

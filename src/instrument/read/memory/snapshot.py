@@ -142,14 +142,14 @@ class MemorySnapshot(InNotebook):
 
     def break_down(self, device: int = 0) -> Breakdown:
         """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
-        found = self._breakdowns.get(self._checked(device))
-        if found is None:
+        breakdown = self._breakdowns.get(self._checked(device))
+        if breakdown is None:
             peak = self.peak(device)
             reserved = reserved_after(peak.event, self.events, self.segments, device)
             recorded = bool((self.events.device == device).any())
             uses = add_up(self._described(peak.rows))
-            found = self._breakdowns[device] = Breakdown(peak, reserved, uses, recorded)
-        return found
+            breakdown = self._breakdowns[device] = Breakdown(peak, reserved, uses, recorded)
+        return breakdown
 
     @cached_property
     def _breakdowns(self) -> dict[int, Breakdown]:
@@ -339,19 +339,19 @@ def as_dict(
     """
     larger = snapshot.larger_batch(device, limit_bytes)
     largest = None if batch is None or larger.factor is None else int(batch * larger.factor)
-    found = snapshot.break_down(device)
+    breakdown = snapshot.break_down(device)
     timeline = snapshot.timeline(device).thinned(_POINTS)
     return {
         "path": str(snapshot.path),
         "device": device,
-        "peak_bytes": found.peak.bytes if found.recorded else None,
-        "reserved_bytes": found.reserved_bytes,
-        "cached_bytes": found.cached_bytes,
-        "before_bytes": found.peak.before_bytes,
-        "known_bytes": found.known_bytes,
-        "inferred_bytes": found.inferred_bytes,
-        "unknown_bytes": found.unknown_bytes,
-        "uses": _plain(found.uses),
+        "peak_bytes": breakdown.peak.bytes if breakdown.recorded else None,
+        "reserved_bytes": breakdown.reserved_bytes,
+        "cached_bytes": breakdown.cached_bytes,
+        "before_bytes": breakdown.peak.before_bytes,
+        "known_bytes": breakdown.known_bytes,
+        "inferred_bytes": breakdown.inferred_bytes,
+        "unknown_bytes": breakdown.unknown_bytes,
+        "uses": _plain(breakdown.uses),
         "largest_blocks": _plain(snapshot.largest_blocks(device)),
         "timeline": {
             "event": timeline.event.tolist(),
@@ -365,7 +365,7 @@ def as_dict(
         "failures": [_plain(each) | {"limit_bytes": each.limit_bytes} for each in snapshot.failures(device)],
         "driver_traffic": _plain(snapshot.driver_traffic(device)),
         "larger_batch": {**larger._asdict(), "batch": batch, "largest": largest, "assumed": ASSUMPTION}
-        if found.recorded
+        if breakdown.recorded
         else None,
     }
 

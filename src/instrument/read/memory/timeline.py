@@ -210,10 +210,10 @@ def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, 
 def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict[str, Array]:
     """Return the blocks in use that ``seen`` lacks, by device and address; there are ``count`` events."""
     device = segments.device[blocks.segment]
-    known = set(zip(*seen.tolist(), strict=True))
+    seen_places = set(zip(*seen.tolist(), strict=True))
     places = zip(device.tolist(), blocks.address.tolist(), strict=True)
     rows = np.flatnonzero(
-        blocks.matching("state", ACTIVE) & np.array([place not in known for place in places], bool)
+        blocks.matching("state", ACTIVE) & np.array([place not in seen_places for place in places], bool)
     )
     columns = {name: blocks[name][rows] for name in ("address", "bytes", "requested_bytes", "stack")}
     ages = {"begin": np.full(len(rows), -1), "end": np.full(len(rows), count)}

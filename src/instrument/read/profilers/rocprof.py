@@ -318,8 +318,8 @@ class _Reader:
         if key == "metadata":
             process.metadata = _object(text.value(key))
         elif about is not None:
-            for _, found in self._records(text, inner or key, about):
-                process.about[about] += found
+            for _, items in self._records(text, inner or key, about):
+                process.about[about] += items
             if any(agent.type == _GPU and agent.number < 0 for agent in process.about[Agent]):
                 raise TraceError(
                     self._path,
@@ -338,16 +338,16 @@ class _Reader:
         count = 0
         for items in text.items(name):
             try:
-                found = decode(b"[" + items + b"]")
+                records = decode(b"[" + items + b"]")
             except DECODE_ERRORS:
-                found = [self._one(item, kind) for item in split_items(items)]
-            places = [place for place, record in enumerate(found, count) if record is not None]
-            count += len(found)
-            self._items += len(found)
+                records = [self._one(item, kind) for item in split_items(items)]
+            places = [place for place, record in enumerate(records, count) if record is not None]
+            count += len(records)
+            self._items += len(records)
             if self._items > self._record_limit:
                 raise TooLargeError(f"it holds more than {self._record_limit:,} records, too many for its size")
             if places:
-                yield places, [record for record in found if record is not None]
+                yield places, [record for record in records if record is not None]
 
     def _one(self, item: bytes, kind: type[Any]) -> Any:
         """Return a record, repaired if necessary; None if it cannot be read."""
@@ -519,11 +519,11 @@ def _look_up(path: Path, event: int) -> dict[str, Any]:
         for number, key, inner in sections(text):
             if key in _RECORD_KEYS and (number, inner) == wanted:
                 for items in text.items(inner):
-                    found = split_items(items)
-                    if place < len(found):
-                        record: dict[str, Any] = decode_record(found[place])
+                    records = split_items(items)
+                    if place < len(records):
+                        record: dict[str, Any] = decode_record(records[place])
                         return record
-                    place -= len(found)
+                    place -= len(records)
             elif key:
                 text.skip()
     return {}

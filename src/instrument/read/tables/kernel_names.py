@@ -61,17 +61,17 @@ def matrix_kernel(base: str) -> str:
     if tile := _TILE.search(base):
         depth = f"x{tile[2]}" if tile[2] and tile[1].count("x") == 1 else ""
         words.append(tile[1] + depth)
-    words += [found[1] for found in (_LAYOUT.search(base), _ALIGNMENT.search(base)) if found]
-    known = [word for word in words if word]
-    return " ".join(known) if len(known) > 2 else ""
+    words += [match[1] for match in (_LAYOUT.search(base), _ALIGNMENT.search(base)) if match]
+    some = [word for word in words if word]
+    return " ".join(some) if len(some) > 2 else ""
 
 
 def _matrix_type(base: str) -> str:
     """Return the type of the inputs; "" if the name does not say."""
     if base.startswith("nvjet_"):
         return _NVJET.get(base[6:7], "")
-    if found := _NAMED_TYPE.search(base):
-        return "i8" if found[1] == "s8" else found[1].replace("fp", "f") if found[1] != "fp8" else "fp8"
+    if named := _NAMED_TYPE.search(base):
+        return "i8" if named[1] == "s8" else named[1].replace("fp", "f") if named[1] != "fp8" else "fp8"
     if _TF32.search(base):
         return "tf32"
     if _F16.search(base):
@@ -309,7 +309,7 @@ def _operation(arguments: list[str]) -> str:
             for last in _LAMBDA.findall(functor)[-1:]
             for text in last.split(",")
         ]
-        dtype = next((found for found in taken if found and found != "bool"), taken[0] if taken else "")
+        dtype = next((type_ for type_ in taken if type_ and type_ != "bool"), taken[0] if taken else "")
     name = _base(path)
     plain = _AFFIX.sub("", _AFFIX.sub("", name)) or name
     return _CAMEL_CASE.sub("_", plain).lower() + _of(dtype) if plain else ""
@@ -335,9 +335,9 @@ def _of(dtype: str) -> str:
 
 def _type(arguments: Sequence[str], depth: int = 3) -> str:
     """Return the first floating-point type among template arguments, else the first integer type, else ""."""
-    known = [found for text in arguments if (found := _type_of(text))]
-    if known:
-        return next((found for found in known if not _INTEGERS.match(found)), known[0])
+    types = [type_ for text in arguments if (type_ := _type_of(text))]
+    if types:
+        return next((type_ for type_ in types if not _INTEGERS.match(type_)), types[0])
     inner = (_type(_split(text)[1], depth - 1) for text in arguments if depth and "<" in text)
     return next(filter(None, inner), "")
 
@@ -368,8 +368,8 @@ def _mangled(name: str) -> KernelName:
             paths[-1].append(word)
             reached = end
     path = next((path for path in paths if path and path[-1] not in _ENTRIES), paths[0])
-    found = _plain("::".join(path)) if path else KernelName(name, name)
-    return found._replace(details=tuple(words[:_DETAILS]))
+    kernel = _plain("::".join(path)) if path else KernelName(name, name)
+    return kernel._replace(details=tuple(words[:_DETAILS]))
 
 
 def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
@@ -459,7 +459,7 @@ def family(name: KernelName) -> str:
         return _inductor(kind[1], short)
     composed = ": " in short or short.startswith(("conv ", "gemm "))
     text = short if composed else f"{short} {name.base[:_SEARCHED].lower()}"
-    return next((found for found, pattern in _PATTERNS if pattern.search(text)), "other")
+    return next((name_of_family for name_of_family, pattern in _PATTERNS if pattern.search(text)), "other")
 
 
 def _inductor(kind: str, name: str) -> str:

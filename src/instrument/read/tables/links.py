@@ -60,13 +60,13 @@ def split_off_operators(columns: dict[str, dict[str, Array]], strings: Strings) 
         return
     codes, rows = np.unique(regions["name"], return_inverse=True)
     texts = list(strings)
-    found = {index: said for index, code in enumerate(codes.tolist()) if (said := _range(texts[code]))}
-    if not found:
+    ranges = {index: said for index, code in enumerate(codes.tolist()) if (said := _range(texts[code]))}
+    if not ranges:
         return
 
     def column(default: Array, value: Callable[[_Range], int]) -> Array:
         values = default.copy()
-        for index, said in found.items():
+        for index, said in ranges.items():
             values[index] = value(said)
         spread: Array = values[rows]
         return spread
@@ -167,15 +167,15 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> di
 
 def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
     """Return the devices that have a possible id, with 0 for their impossible numbers."""
-    found = []
+    plausible = []
     for device in devices:
         given = {item.name: getattr(device, item.name) for item in fields(device)}
         impossible = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
         if impossible:
             lost.add(f"a GPU with impossible {', '.join(impossible)}")
         if "id" not in impossible:
-            found.append(Device(**given | dict.fromkeys(impossible, 0)))
-    return found
+            plausible.append(Device(**given | dict.fromkeys(impossible, 0)))
+    return plausible
 
 
 def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
@@ -292,9 +292,9 @@ def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> 
             continue
         step = np.isin(part["name"], list(numbers))
         if step.any() and "steps" not in columns:
-            found = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
-            found["number"] = np.array([numbers[code] for code in found["name"].tolist()])
-            columns["steps"] = found
+            step_columns = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
+            step_columns["number"] = np.array([numbers[code] for code in step_columns["name"].tolist()])
+            columns["steps"] = step_columns
             columns[kind] = {name: column[~step] for name, column in part.items()}
 
 
@@ -332,9 +332,9 @@ def _link(
     # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
     named = _match_rows(external, operators.external)
-    found = named >= 0
-    gpu.operator[found] = named[found]
-    thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
+    by_id = named >= 0
+    gpu.operator[by_id] = named[by_id]
+    thread[by_id], at[by_id] = operators.thread[named[by_id]], operators.start_ns[named[by_id]]
 
     tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
     gpu.region[:] = nests["regions"].innermost_at(at, thread)
@@ -371,8 +371,8 @@ def _link_processes(
         backward = elsewhere[autograd[thread[elsewhere]]]
         around[backward] = callers.find(at[backward], thread[backward])[0]
     gpu.region[elsewhere] = _innermost_open(nest, at[elsewhere], around[elsewhere])
-    found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
-    gpu.step[:] = np.where(process >= 0, found, -1)
+    step = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
+    gpu.step[:] = np.where(process >= 0, step, -1)
     return unplaced
 
 
@@ -441,8 +441,8 @@ def _modules(frames: Table, thread: Array, at: Array) -> Array:
     """Return the innermost frame that is a module, at each time on each thread."""
     modules = np.flatnonzero(frames.matching("name", MODULE))
     rows = frames.where(modules)
-    found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
-    return np.append(modules, -1)[found]
+    innermost = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
+    return np.append(modules, -1)[innermost]
 
 
 def link_coverage(gpu: Table, link: str) -> Coverage:

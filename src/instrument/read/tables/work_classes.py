@@ -12,8 +12,8 @@ from .table import KERNEL, MEMCPY, Array, Table
 
 def gpu_numbers(gpu: Table) -> Array:
     """Return the GPU of each row; -1 for rows that do not name it, unless the trace has only one GPU."""
-    known = np.unique(gpu.device[gpu.device >= 0])
-    return np.where(gpu.device >= 0, gpu.device, known[0] if len(known) == 1 else -1)
+    numbered = np.unique(gpu.device[gpu.device >= 0])
+    return np.where(gpu.device >= 0, gpu.device, numbered[0] if len(numbered) == 1 else -1)
 
 
 def count_gpus(gpu: Table) -> int:
