@@ -245,85 +245,6 @@ _NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)$")  # without the engine aro
 _SEARCHED = 2048  # characters of a name
 
 
-class BackwardRanges:
-    """The backward passes among ranges.
-
-    Args:
-        trace: the trace.
-        ranges: its ranges.
-
-    Attributes:
-        autograd: a mask of the autograd threads; the last element is for thread -1.
-        in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
-    """
-
-    def __init__(self, trace: Trace, ranges: Ranges) -> None:
-        self._trace, self._ranges, self._above = trace, ranges, ranges.nest.parents
-        self.autograd = np.array([*(thread.autograd for thread in trace.threads), False])
-        operators = ranges.kind == OPERATOR
-        engine = operators & self._named(lambda name: engine_node_name(name) is not None)
-        alone = operators & self._named(lambda name: bool(_NODE.search(name[-_SEARCHED:])))
-        alone &= ~inside_rows(np.flatnonzero(engine), self._above)
-        self._node = engine | alone
-        self.in_node = inside_rows(np.flatnonzero(self._node), self._above)
-
-    @property
-    def mask(self) -> Array:
-        """The ranges on autograd threads, inside nodes of autograd, and inside regions named "backward"."""
-        regions = self._ranges.kind == REGION
-        named = regions & self._named(lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
-        inside = inside_rows(np.flatnonzero(named), self._above)
-        mask: Array = inside | self.in_node | self.autograd[self._ranges.thread]
-        return mask
-
-    @property
-    def parents(self) -> Array:
-        """The range above each range: the one around it on its thread.
-
-        For a node of autograd, it is the region or module of the operator that created the node, if the sequence
-        numbers of a single thread tell it.
-        """
-        nodes, made = self._nodes()
-        parents: Array = self._above.copy()
-        unknown = np.ones(len(nodes), bool)
-        for which, above in ancestor_levels(made, self._above):
-            placed = unknown[which] & (self._ranges.kind[above] != OPERATOR)
-            parents[nodes[which[placed]]] = above[placed]
-            unknown[which[placed]] = False
-        return parents
-
-    def _nodes(self) -> tuple[Array, Array]:
-        """Return the nodes that ran, and the operator that created each, or -1.
-
-        Operators that create no node have the sequence number of the next node, so that the last operator with
-        the number creates it.
-        """
-        ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
-        sequence = np.full(len(ranges.kind), -1)
-        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
-        nodes = np.flatnonzero(self._node & (sequence >= 0))
-        makers = np.flatnonzero((sequence >= 0) & ~self.in_node & ~self.autograd[ranges.thread])
-        numbers, of = np.unique(sequence[makers], return_inverse=True)
-        of = of.reshape(-1)
-        lowest, highest = np.full(len(numbers), len(self.autograd)), np.full(len(numbers), -1)
-        np.minimum.at(lowest, of, ranges.thread[makers])
-        np.maximum.at(highest, of, ranges.thread[makers])
-        one = np.flatnonzero(np.isin(sequence[nodes], numbers[lowest == highest]))  # numbers are per thread
-        wanted = np.searchsorted(numbers, sequence[nodes[one]])
-        last = latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes[one]])
-        made = np.full(len(nodes), -1)
-        made[one] = np.append(makers, -1)[last]
-        return nodes, made
-
-    def _named(self, condition: Callable[[str], bool]) -> Array:
-        """Return a mask of the ranges whose name meets a condition."""
-        strings = self._trace.strings
-        codes = np.unique(self._ranges.name)
-        meets = np.array([condition(strings[code]) for code in codes.tolist()], bool)
-        mask: Array = np.isin(self._ranges.name, codes[meets])
-        return mask
-
-
 _KINDS = ("region", "module", "operator", "thread", *CLASSES)
 _THREAD, _WORK = 3, 4
 _MOST = 2500  # nodes of a view; with the joined ones twice as many
@@ -391,18 +312,60 @@ def flame_of(trace: Trace, gpu: Table, communication: Array, steps: int, each: s
 class _Rows:
     """The rows of the trees: a row for each thread, then the ranges, then the GPU work.
 
-    The key of a row is its kind times ``base``, and its name.
+    The key of a row is its kind times ``base``, and its name. Backward passes are on autograd threads, inside
+    nodes of autograd, and inside regions named "backward".
     """
 
     def __init__(self, trace: Trace, gpu: Table, communication: Array, ranges: Ranges) -> None:
         self._trace, self._gpu, self._communication, self._ranges = trace, gpu, communication, ranges
         self.main_thread = main_thread(trace)
-        backward = BackwardRanges(trace, ranges)
-        self._parents, self._backward = backward.parents, backward.mask
-        self._autograd, self._in_node = backward.autograd, backward.in_node
         self._threads = len(trace.threads) + 1
         self.base = max(len(trace.strings), self._threads)
         self._keys = ranges.kind * self.base + ranges.name
+        self._autograd = np.array([*(thread.autograd for thread in trace.threads), False])
+        above = ranges.nest.parents
+        engine = self._named(OPERATOR, lambda name: engine_node_name(name) is not None)
+        alone = self._named(OPERATOR, lambda name: bool(_NODE.search(name[-_SEARCHED:])))
+        node = engine | (alone & ~inside_rows(np.flatnonzero(engine), above))
+        self._in_node = inside_rows(np.flatnonzero(node), above)
+        named = self._named(REGION, lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
+        self._backward = inside_rows(np.flatnonzero(named), above) | self._in_node | self._autograd[ranges.thread]
+        self._parents = self._parents_of_nodes(node)
+
+    def _named(self, kind: int, condition: Callable[[str], bool]) -> Array:
+        """Return a mask of the ranges of a kind whose name meets a condition."""
+        codes = np.unique(self._ranges.name)
+        meets = np.array([condition(self._trace.strings[code]) for code in codes.tolist()], bool)
+        mask: Array = (self._ranges.kind == kind) & np.isin(self._ranges.name, codes[meets])
+        return mask
+
+    def _parents_of_nodes(self, node: Array) -> Array:
+        """Return the range above each range: the one around it on its thread.
+
+        For a node of autograd, it is the region or module of the operator that created the node, if the sequence
+        numbers of a single thread tell it. Operators that create no node have the sequence number of the next
+        node, so that the last operator with the number creates it.
+        """
+        ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
+        sequence = np.full(len(ranges.kind), -1)
+        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
+        makers = np.flatnonzero((sequence >= 0) & ~self._in_node & ~self._autograd[ranges.thread])
+        numbers, of = np.unique(sequence[makers], return_inverse=True)
+        of = of.reshape(-1)
+        lowest, highest = np.full(len(numbers), self._threads), np.full(len(numbers), -1)
+        np.minimum.at(lowest, of, ranges.thread[makers])
+        np.maximum.at(highest, of, ranges.thread[makers])
+        # numbers are per thread
+        nodes = np.flatnonzero(node & (sequence >= 0) & np.isin(sequence, numbers[lowest == highest]))
+        wanted = np.searchsorted(numbers, sequence[nodes])
+        made = np.append(makers, -1)[latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes])]
+        parents: Array = ranges.nest.parents.copy()
+        unknown = np.ones(len(nodes), bool)
+        for which, above in ancestor_levels(made, ranges.nest.parents):
+            placed = unknown[which] & (ranges.kind[above] != OPERATOR)
+            parents[nodes[which[placed]]] = above[placed]
+            unknown[which[placed]] = False
+        return parents
 
     def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
         """Return the tree of the CPU time; the roots are threads, the main thread first."""

@@ -18,7 +18,7 @@ import numpy as np
 from ...base.printable import shown_name
 from ...base.units import counted, duration
 from ..tables.intervals import merge_overlaps
-from ..tables.lanes import group_rows
+from ..tables.lanes import distinct, group_rows
 from ..tables.table import Array, Table
 from ..tables.trace import MODULE, MODULE_PREFIX, Trace
 from ..tables.work_classes import gpu_numbers, work_classes, work_names
@@ -309,28 +309,14 @@ class TimelineSource(NamedTuple):
     causes: Mapping[str, str] = MappingProxyType({})
 
 
-class Lanes(NamedTuple):
-    """The lanes of a timeline.
-
-    Attributes:
-        streams: those of streams, by GPU.
-        threads: those of threads, the most used thread first.
-        notes: sentences on what is left out.
-    """
-
-    streams: list[Lane]
-    threads: list[Lane]
-    notes: list[str]
-
-
-def lanes_of(source: TimelineSource) -> Lanes:
-    """Return the lanes of streams and threads."""
+def lanes_of(source: TimelineSource) -> tuple[list[Lane], list[Lane], list[str]]:
+    """Return the lanes of streams, by GPU, and of threads, the most used first, and notes on what is left out."""
     streams, no_streams = _stream_lanes(source)
     threads, no_threads = _thread_lanes(source)
     deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in streams + threads)
     too_deep = [f"Not shown: {counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels."] if deep else []
     streams, threads = ([lane.where(lane.depth < _MOST_DEPTH) for lane in lanes] for lanes in (streams, threads))
-    return Lanes(streams, threads, no_streams + no_threads + too_deep)
+    return streams, threads, no_streams + no_threads + too_deep
 
 
 def _stream_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
@@ -394,18 +380,6 @@ def _lane(group: str, title: str, events: Table, rows: Array, name: Array, kind:
     return Lane(group, title, start, end, name, kind.astype(np.int8), work.astype(np.int32), stacked(start, end))
 
 
-def distinct(*columns: Array) -> tuple[Array, Array]:
-    """Return a row with each combination of values, in ascending order, and the place of each row's combination.
-
-    `numpy.unique` with an axis compares whole rows, which takes ten times as long.
-    """
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, of_value = np.unique(column, return_inverse=True)
-        place = np.unique(place * len(values) + of_value, return_inverse=True)[1]
-    return np.unique(place, return_index=True)[1], place
-
-
 def _inside(events: Table, window: tuple[int, int]) -> Array:
     """Return the rows of the events that take time in the window."""
     duration, start = events.duration_ns, events.start_ns
@@ -426,41 +400,41 @@ def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
     return titles
 
 
-class TimelineTexts:
-    """The texts of the slices that are shown one by one.
+def _texts(
+    source: TimelineSource, name: Array, work: Array, used: Array
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the texts of the slices that are shown one by one, and two columns of all slices.
+
+    The texts are ``texts``, of which the first is empty; ``launches``, what launched GPU work, and its own name
+    (``work``), as places in ``texts``; and ``causes``, for each cause of idle time in ``texts``, its place there
+    and a sentence that explains it. The columns are ``name``, a place in ``texts`` and 0 if it is not needed, and
+    ``about``, a place in the columns of ``launches`` and 0 for none.
 
     Args:
         source: what the timeline is made of.
         name: the name of each slice, as in `Lane`.
         work: its GPU work, as in `Lane`.
         used: the slices whose texts are needed.
-
-    Attributes:
-        texts: the texts; the first is empty.
-        name: the place of each slice's name in ``texts``; 0 if it is not needed.
-        about: the place of each slice's launch in the columns of ``launches``; 0 for none.
-        launches: what launched GPU work, and its own name (``work``), as places in ``texts``.
-        causes: for each cause of idle time in ``texts``, its place there and a sentence that explains it.
     """
-
-    def __init__(self, source: TimelineSource, name: Array, work: Array, used: Array) -> None:
-        rows, of_row = np.unique(work[used], return_inverse=True)
-        columns = {key: column[rows] for key, column in _launches(source).items()}
-        columns = {key: np.append(0, column) for key, column in columns.items()}
-        numbers = np.unique(np.concatenate((name[used], *columns.values())))
-        places = {key: np.searchsorted(numbers, column) for key, column in columns.items()}
-        first, place = distinct(*places.values())
-        self.launches = {key: column[first].tolist() for key, column in places.items()}
-        self.name, self.about = np.zeros(len(name), np.int64), np.zeros(len(name), np.int64)
-        self.name[used] = np.searchsorted(numbers, name[used])
-        self.about[used] = place[1:][of_row]
-        self.texts = [text_of(source, number) for number in numbers.tolist()]
-        strings, sentences = len(source.trace.strings), list(source.causes.values())
-        self.causes = [
+    rows, of_row = np.unique(work[used], return_inverse=True)
+    columns = {key: np.append(0, column[rows]) for key, column in _launches(source).items()}
+    numbers = np.unique(np.concatenate((name[used], *columns.values())))
+    places = {key: np.searchsorted(numbers, column) for key, column in columns.items()}
+    first, place = distinct(*places.values())
+    of_slices = {"name": np.zeros(len(name), np.int64), "about": np.zeros(len(name), np.int64)}
+    of_slices["name"][used] = np.searchsorted(numbers, name[used])
+    of_slices["about"][used] = place[1:][of_row]
+    strings, sentences = len(source.trace.strings), list(source.causes.values())
+    texts = {
+        "texts": [text_of(source, number) for number in numbers.tolist()],
+        "launches": {key: column[first].tolist() for key, column in places.items()},
+        "causes": [
             (place, sentences[number - strings])
             for place, number in enumerate(numbers.tolist())
             if number >= strings
-        ]
+        ],
+    }
+    return texts, of_slices
 
 
 def text_of(source: TimelineSource, number: int) -> str:
@@ -513,8 +487,9 @@ def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str])
     slices, name, work = _joined(lanes)
     zoom = zoom_levels(slices, window, _spans(source, rows[detailed]), _MOST_SLICES)
     single = np.concatenate([level.single for level in zoom.levels])
-    texts = TimelineTexts(source, name, work, single)
-    levels = packed(slices, zoom, low, name=texts.name * len(CLASSES) + slices.kind, about=texts.about)
+    texts, of_slices = _texts(source, name, work, single)
+    of_slices["name"] = of_slices["name"] * len(CLASSES) + slices.kind
+    times = steps.number, steps.start_ns - low, steps.duration_ns
     return {
         "id": "timeline",
         "type": "timeline",
@@ -522,14 +497,15 @@ def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str])
         "start_ns": window[0] - low,
         "end_ns": window[1] - low,
         "classes": CLASSES,
-        "groups": _groups(lanes),
+        "groups": [
+            {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
+            for title, group in groupby(lanes, key=lambda lane: lane.group)
+        ],
         "whole": zoom.whole,
         "detailed": [[start - low, end - low] for start, end in zoom.detailed],
-        "levels": levels,
-        "texts": texts.texts,
-        "launches": texts.launches,
-        "causes": texts.causes,
-        "steps": _step_rows(steps, low),
+        "levels": packed(slices, zoom, low, **of_slices),
+        **texts,
+        "steps": [[*row, *[None] * 4] for row in zip(*(column.tolist() for column in times), strict=True)],
         "gaps": [],
         "longest": [row for lane in lanes for row in _longest_rows(source, lane)],
         "notes": [*_hidden(zoom, steps.number[detailed].tolist()), *notes],
@@ -544,14 +520,6 @@ def _joined(lanes: list[Lane]) -> tuple[Slices, Array, Array]:
     joined = (np.concatenate(columns)[order] for columns in zip(*(lane.columns for lane in lanes), strict=True))
     start, end, name, kind, work, _ = joined
     return Slices(row[order], start, end, kind), name, work
-
-
-def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
-    """Return the groups with their lanes, each with its number of rows."""
-    return [
-        {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
-        for title, group in groupby(lanes, key=lambda lane: lane.group)
-    ]
 
 
 def rows_of_steps(trace: Trace) -> Array:
@@ -578,12 +546,6 @@ def _spans(source: TimelineSource, rows: Array) -> list[tuple[int, int]]:
         spans.append((int(steps.start_ns[row]), done))
     starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     return [*zip(*(side.tolist() for side in merge_overlaps(starts, ends)), strict=True)]
-
-
-def _step_rows(steps: Table, low: int) -> list[list[int | None]]:
-    """Return the number, start and length of each step, and None for each part of it."""
-    times = (steps.number, steps.start_ns - low, steps.duration_ns)
-    return [[*row, *[None] * 4] for row in zip(*(column.tolist() for column in times), strict=True)]
 
 
 def _longest_rows(source: TimelineSource, lane: Lane) -> list[list[Any]]:

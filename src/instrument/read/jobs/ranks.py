@@ -57,7 +57,8 @@ class TraceSet(Mapping[int, Trace]):
 
     def __getitem__(self, rank: int) -> Trace:
         if rank not in self._traces:
-            raise KeyError(f"no trace of rank {rank!r}; the set has the ranks {_short(self.ranks)}")
+            ranks = ", ".join(map(str, self)) if len(self) < 20 else f"{min(self)} to {max(self)}"
+            raise KeyError(f"no trace of rank {rank!r}; the set has the ranks {ranks}")
         return self._traces[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -183,10 +184,6 @@ def set_of(
         claims[rank].append(trace)
     chosen, others = _one_window(claims)
     return TraceSet(chosen, failed=failed, left_out=others | merged | dict(left_out or {}), guessed=guessed)
-
-
-def _short(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks)) if len(ranks) < 20 else f"{ranks[0]} to {ranks[-1]}"
 
 
 def _read_all(

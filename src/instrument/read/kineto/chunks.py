@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from msgspec import Raw
 from ...base.errors import TraceError
 from ..tables.trace import ReadLosses
 from .salvage import BETWEEN, CLOSE, KEYS, first_event, recover_events
-from .text import BLOCK, read_blocks
+from .text import BLOCK, json_object, read_blocks
 
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # the decoder's message at the end of the array
@@ -229,11 +228,7 @@ class EventIndex:
         part = self._chunks[number]
         if self._last[0] != number:
             self._last = number, next(self.texts(number))[1]
-        text = self._last[1][event - part.first].decode("utf-8", "replace")
-        try:
-            args = json.loads(text).get("args")
-        except (ValueError, RecursionError):  # integers of thousands of digits, deep nesting
-            args = None
+        args = json_object(self._last[1][event - part.first]).get("args")
         return args if isinstance(args, dict) else {}
 
     def __getstate__(self) -> dict[str, Any]:

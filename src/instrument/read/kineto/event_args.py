@@ -14,6 +14,7 @@ import numpy as np
 from msgspec import Raw, Struct, field
 
 from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings, natural
+from .text import json_object
 
 _TIMED = frozenset("XBEiIRC")
 LATEST_US = 2.3e15
@@ -110,12 +111,8 @@ def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
 
 def _read_unusual(kind: type[_Args], raw: Raw) -> _Args:
     """Decode the valid fields of the args; the others are taken as missing."""
-    args = kind()
-    try:
-        content = json.loads(bytes(raw).decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return args
-    for info in msgspec.structs.fields(kind) if isinstance(content, dict) else ():
+    args, content = kind(), json_object(bytes(raw))
+    for info in msgspec.structs.fields(kind):
         if info.encode_name in content:
             value = content[info.encode_name]
             with suppress(ValueError):
@@ -135,11 +132,7 @@ def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
     """Return the numbers in the args of counters: the indexes of the events, the series and the values."""
     rows, series, numbers = [], [], []
     for row, raw in enumerate(raws):
-        try:
-            content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=float)
-        except (ValueError, RecursionError):
-            continue
-        for name, value in content.items() if isinstance(content, dict) else ():
+        for name, value in json_object(bytes(raw), parse_int=float).items():
             if isinstance(value, float) and abs(value) < math.inf:
                 rows.append(row)
                 series.append(name)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from ...base.errors import TraceError
 
@@ -33,6 +34,15 @@ def event_limit(path: Path) -> int:
 def text_limit(path: Path) -> int:
     """Return the number of characters that the distinct strings in a file may have together."""
     return _BOMB_BYTES + 40 * path.stat().st_size
+
+
+def json_object(text: bytes | str, **options: Any) -> dict[str, Any]:
+    """Return a JSON object of an untrusted file, with what `json.loads` accepts; empty if it is none."""
+    try:
+        content = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text, **options)
+    except (ValueError, RecursionError):  # also integers of thousands of digits, deep nesting
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_head(path: Path, size: int) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -63,15 +64,14 @@ def find_cycle(regions: Table, rows: Array, names: list[str]) -> Cycle | None:
     regular = [code for code in often if not _BETWEEN.search(distinct[code])] if len(often) <= _MOST else []
     updates = [code for code in regular if _UPDATE.search(distinct[code])]
     last = {code: int(np.flatnonzero(codes == code)[-1]) for code in updates}
-    if updates:
-        update = min(updates, key=lambda code: (calls[code], -last[code]))
-        round_of = np.cumsum(np.concatenate(([0], codes[:-1] == update)))
-        if cycle := _rounds(regions, rows, codes, distinct, regular, round_of):
-            return cycle
-    for code in sorted(regular, key=lambda code: -calls[code]):  # of equally many, the first
-        if cycle := _rounds(regions, rows, codes, distinct, regular, np.cumsum(codes == code) - 1):
-            return cycle
-    return None
+    ends = [min(updates, key=lambda code: (calls[code], -last[code]))] if updates else []
+    begins = sorted(regular, key=lambda code: -calls[code])  # of equally many, the first
+    numbered = chain(
+        (np.cumsum(np.append(0, codes[:-1] == code)) for code in ends),
+        (np.cumsum(codes == code) - 1 for code in begins),
+    )
+    cycles = (_rounds(regions, rows, codes, distinct, regular, round_of) for round_of in numbered)
+    return next(filter(None, cycles), None)
 
 
 def _rounds(

@@ -60,7 +60,8 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     """Return what the stacks of a `MemorySnapshot` tell."""
     files, names = frames.text("file"), frames.text("name")
     marks = np.array([_marks(*each) for each in zip(files, names, strict=True)] or [0])
-    users = (marks & PYTHON > 0) & ~_by_text(frames, _is_not_own)
+    own_files = _by_text(frames, lambda file: not is_library(file) and not _GENERATED.search(file))
+    users = (marks & PYTHON > 0) & own_files
     roots = np.array([name in _ROOTS for name in names] or [False])
     flat = np.fromiter(chain.from_iterable(stacks), np.int64)
     sizes = np.array([len(stack) for stack in stacks])
@@ -83,7 +84,8 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
         # autograd's threads call hooks, custom functions and checkpointed parts
         all_marks = np.where((outermost >= 0) & ~rooted, all_marks | BACKWARD, all_marks)
     line = np.where(line >= 0, flat[line] if len(flat) else line, -1)
-    calls_module, outside = marks & MODULE > 0, _by_text(frames, _is_outside)
+    calls_module = marks & MODULE > 0
+    outside = _by_text(frames, lambda file: _is_python(file) and not path_in_torch(file))
     return StackFacts(line, all_marks, _calls(by_stack, calls_module, outside), calls_module, outside)
 
 
@@ -131,14 +133,6 @@ class _Reduced(NamedTuple):
 def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
     by_code = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
     return np.array([by_code[code] for code in frames.file.tolist()] or [False])
-
-
-def _is_not_own(file: str) -> bool:
-    return is_library(file) or _GENERATED.search(file) is not None
-
-
-def _is_outside(file: str) -> bool:
-    return _is_python(file) and not path_in_torch(file)
 
 
 def _marks(file: str, name: str) -> int:

@@ -149,14 +149,9 @@ def _largest_hole(segment: Array, address: Array, size: Array, used: Array) -> i
     """Return the size of the largest run of unused blocks that touch, within one segment."""
     order = np.lexsort((address, segment))
     segment, address, size, used = (column[order] for column in (segment, address, size, used))
-    largest = run = 0
-    end = (-1, -1)
-    for each in zip(segment.tolist(), address.tolist(), size.tolist(), used.tolist(), strict=True):
-        at, start, length, in_use = each
-        run = 0 if in_use else length + (run if (at, start) == end else 0)
-        largest = max(largest, run)
-        end = at, start + length
-    return largest
+    touches = (segment[1:] == segment[:-1]) & (address[1:] == (address + size)[:-1]) & ~used[:-1]
+    run = np.cumsum(np.append(False, ~touches))[: len(used)][~used]
+    return int(np.bincount(run, size[~used]).max(initial=0))
 
 
 _ALLOCATED, _FREED = re.compile("^alloc$"), re.compile("^free_completed$")

@@ -61,17 +61,13 @@ def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
     Raises:
         ValueError: ``collectives`` is not a regular expression.
     """
-    mask: Array
     pattern = compile_collectives(collectives)
-    mask = _auto(gpu) if pattern == "auto" else gpu.matching("name", pattern)
+    if pattern == "auto":
+        named = [code for code in np.unique(gpu.name).tolist() if communicates(gpu.strings[code])]
+        mask: Array = np.isin(gpu.name, named) | (gpu.collective != 0)
+    else:
+        mask = gpu.matching("name", pattern)
     mask &= gpu.category == KERNEL
-    return mask
-
-
-def _auto(gpu: Table) -> Array:
-    named = [code for code in np.unique(gpu.name).tolist() if communicates(gpu.strings[code])]
-    mask: Array = np.isin(gpu.name, named)
-    mask |= gpu.collective != 0
     return mask
 
 
