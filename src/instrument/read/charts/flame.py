@@ -18,7 +18,7 @@ from ..tables.intervals import Intervals, covered_ns, merge_overlaps
 from ..tables.lanes import latest
 from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
 from ..tables.steps import main_thread, span
-from ..tables.table import Array, Table
+from ..tables.table import Array, Table, linked
 from ..tables.trace import MODULE as MODULE_NAME
 from ..tables.trace import MODULE_PREFIX, Trace
 from ..tables.work_classes import CLASSES, work_classes, work_names
@@ -406,7 +406,7 @@ class _Rows:
     def _launched_in(self) -> tuple[Array, Array]:
         """Return the range that launched each GPU work, or -1, and whether that was in a backward pass."""
         gpu, runtime, ranges = self._gpu, self._trace.runtime, self._ranges
-        thread, at = (np.append(column, -1)[gpu.launch] for column in (runtime.thread, runtime.start_ns))
+        thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch)
         above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
         for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
             above = np.where(above >= 0, above, ranges.places(kind, rows))

@@ -19,7 +19,7 @@ from ...base.printable import shown_name
 from ...base.units import counted, duration
 from ..tables.intervals import merge_overlaps
 from ..tables.lanes import distinct, group_rows
-from ..tables.table import Array, Table
+from ..tables.table import Array, Table, linked
 from ..tables.trace import MODULE, MODULE_PREFIX, Trace
 from ..tables.work_classes import gpu_numbers, work_classes, work_names
 
@@ -448,17 +448,14 @@ def text_of(source: TimelineSource, number: int) -> str:
 def _launches(source: TimelineSource) -> dict[str, Array]:
     """Return for each row of `TimelineSource.gpu`, and then for none, the numbers of the names of its launch."""
     gpu, trace = source.gpu, source.trace
-
-    def names(events: Table, rows: Array) -> Array:
-        return np.append(np.append(events.name, 0)[rows], 0)
-
-    return {
-        "work": np.append(work_names(gpu), 0),
-        "call": names(trace.runtime, gpu.launch),
-        "operator": names(trace.operators, gpu.operator),
-        "region": names(trace.regions, gpu.region),
-        "module": names(trace.frames, gpu.module),
+    names = {
+        "work": work_names(gpu),
+        "call": linked(trace.runtime.name, gpu.launch, 0),
+        "operator": linked(trace.operators.name, gpu.operator, 0),
+        "region": linked(trace.regions.name, gpu.region, 0),
+        "module": linked(trace.frames.name, gpu.module, 0),
     }
+    return {key: np.append(codes, 0) for key, codes in names.items()}
 
 
 _MOST_SLICES = 200_000

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.trace_marks import MACHINE
 from ..tables.lanes import group_rows
 from ..tables.notes import process_groups
-from ..tables.table import KERNEL, Array
+from ..tables.table import KERNEL, Array, linked
 from ..tables.trace import Trace
 
 _NAME = re.compile("nccl|rccl", re.IGNORECASE)
@@ -149,7 +149,7 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
     name = np.array([name_hash(trace.strings[code]) for code in used], np.int64)[inverse]
-    step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
+    step = linked(trace.steps.number, rows.step)
     # The ranks of each process group: several groups may have the same name.
     members = {str(group.get("pg_name")): str(group.get("ranks")) for group in process_groups(trace.metadata)}
     # Each process group has its own stream; groups without names are matched in order of their streams.

@@ -20,7 +20,7 @@ from ...base.units import counted
 from ..tables.intervals import clip, covered_ns, merge_overlaps, overlap_ns
 from ..tables.lanes import group_rows
 from ..tables.steps import StepIndex, process_of_threads
-from ..tables.table import MEMCPY, Array, Table
+from ..tables.table import MEMCPY, Array, Table, linked
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask, gpu_numbers
 from .launches import find_blocked_launches, launches_of
@@ -275,8 +275,8 @@ def _work(trace: Trace) -> _StepWork:
     rows_first = rows[place]
     first[held] = gpu.start_ns[rows_first]
     np.maximum.at(last, gpu.step[rows], gpu.end_ns[rows])
-    launched = gpu.launch[rows_first] >= 0
-    delay[held[launched]] = gpu.start_ns[rows_first[launched]] - runtime.start_ns[gpu.launch[rows_first[launched]]]
+    launch = gpu.launch[rows_first]
+    delay[held] = np.where(launch >= 0, first[held] - linked(runtime.start_ns, launch, 0), _UNKNOWN)
     missing = _missing_work(trace)
     for column in (first, last, delay):
         column[missing > 0] = _UNKNOWN
@@ -310,11 +310,8 @@ def _missing_work(trace: Trace) -> Array:
 def _processes(trace: Trace, process_of: Array) -> Array:
     """Return the process that launched each work or, if unknown, the only process that uses its device."""
     gpu = trace.gpu
-    process = np.full(len(gpu), -1)
-    launched = gpu.launch >= 0
-    process[launched] = process_of[trace.runtime.thread[gpu.launch[launched]]]
-    stepped = gpu.step >= 0
-    process[stepped] = process_of[trace.steps.thread[gpu.step[stepped]]]
+    of_call = linked(process_of[trace.runtime.thread], gpu.launch)
+    process = np.where(gpu.step >= 0, linked(process_of[trace.steps.thread], gpu.step), of_call)
     for _, rows in group_rows(gpu.device):
         launching = process[rows][process[rows] >= 0]
         if len(launching) and launching.min() == launching.max():
@@ -367,9 +364,7 @@ class _ProcessGpuWork:
     def __init__(self, trace: Trace, rows: Array, communication: Array) -> None:
         gpu, communication = trace.gpu.where(rows), communication[rows]
         start, end, own = gpu.start_ns, gpu.end_ns, gpu.step >= 0
-        launched_ns = np.full(len(gpu), _UNKNOWN)
-        linked = gpu.launch >= 0
-        launched_ns[linked] = trace.runtime.start_ns[gpu.launch[linked]]
+        launched_ns = linked(trace.runtime.start_ns, gpu.launch, _UNKNOWN)
         self.busy, self.known = merge_overlaps(start, end), merge_overlaps(start[own], end[own])
         self.exposed = [
             tuple(

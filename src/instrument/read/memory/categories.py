@@ -217,7 +217,12 @@ def _of_device(
         facts: what the stacks tell.
     """
     marks = facts.marks[own.stack]
-    begun, ended, same, last = _when(own, events, passes)
+    kind, number = np.append(passes.kind, -1), np.append(passes.number, -1)
+    begin, end = own.begin, np.where(own.end < events, own.end, -1)  # -1 is the last, the row of "none"
+    begun, ended = kind[begin], kind[end]  # the kinds of the passes; -1 if older than the events, or not freed
+    same = (begin >= 0) & (end >= 0) & (begun == ended) & (number[begin] == number[end])
+    # in use when the events end, in the pass in which it began
+    last = (begin >= 0) & (end < 0) & (number[begin] == number[max(begin.max(initial=-1), end.max(initial=-1))])
     old, kept = own.begin < 0, own.end >= events
     makes = (marks & PARAMETERS > 0) & (marks & MODULE == 0)
     backward = begun == BACKWARD_PASS
@@ -253,36 +258,11 @@ def _of_device(
     category[result], evidence[result] = _ACTIVATIONS, _reason("freed after a call")
     _infer_freed(own, left & ~kept, category, evidence, begun, passes)
     kept_activations = (category == _ACTIVATIONS) & (begun == FORWARD_PASS)
-    number = np.append(passes.number, -1)[own.begin]
-    casts = weight_casts(own.requested_bytes, number, kept_activations, category == _PARAMETERS, marks & CAST > 0)
+    casts = weight_casts(
+        own.requested_bytes, number[begin], kept_activations, category == _PARAMETERS, marks & CAST > 0
+    )
     category[casts] = _CASTS
     return category, evidence
-
-
-class _When(NamedTuple):
-    """When each allocation begins and ends.
-
-    Attributes:
-        begun: the kind of its pass; -1 if it is older than the events.
-        ended: the kind of the pass that frees it; -1 if none does.
-        same: whether both are the same pass.
-        last: whether it is in use when the events end, in the pass in which it began.
-    """
-
-    begun: Array
-    ended: Array
-    same: Array
-    last: Array
-
-
-def _when(own: Table, events: int, passes: Passes) -> _When:
-    kind, number = np.append(passes.kind, -1), np.append(passes.number, -1)
-    begin, end = own.begin, np.where(own.end < events, own.end, -1)  # -1 is the last, the row of "none"
-    same = (begin >= 0) & (end >= 0) & (kind[begin] == kind[end]) & (number[begin] == number[end])
-    rows = np.concatenate((begin, end))
-    final = number[rows.max(initial=-1)]
-    last = (begin >= 0) & (end < 0) & (number[begin] == final)
-    return _When(kind[begin], kind[end], same, last)
 
 
 def _one_pass(own: Table, wanted: Array, passes: Passes) -> Array:
@@ -302,14 +282,11 @@ def _paired(own: Table, rows: Array, sizes: Array) -> Array:
     Sizes that it does not have give a large number.
     """
     order = np.lexsort((rows, own.requested_bytes[rows]))
-    size = own.requested_bytes[rows[order]]
-    first = np.searchsorted(size, size)
-    distinct, times = np.unique(sizes, return_counts=True)
-    place = np.minimum(np.searchsorted(distinct, size), max(len(distinct) - 1, 0))
-    matches = distinct[place] == size if len(distinct) else np.zeros(len(size), bool)
+    size, sizes = own.requested_bytes[rows[order]], np.sort(sizes)
+    before = np.arange(len(size)) - np.searchsorted(size, size)
+    times = np.searchsorted(sizes, size, "right") - np.searchsorted(sizes, size)
     result = np.empty(len(rows), np.int64)
-    times = times[place] if len(distinct) else np.ones(len(size), np.int64)
-    result[order] = np.where(matches, (np.arange(len(size)) - first) // times, len(size) + 1)
+    result[order] = np.where(times > 0, before // np.maximum(times, 1), len(size) + 1)
     return result
 
 

@@ -22,7 +22,7 @@ from .kernel_names import add_names
 from .nest import NestedRanges, parents_in_tasks
 from .notes import about_ranks, metadata_of
 from .steps import main_threads
-from .table import COLUMNS, Array, Interner, Strings, Table, table
+from .table import COLUMNS, Array, Interner, Strings, Table, linked, table
 from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
 
 # What torch appends to the name of an operator or a record_function: getNvtxStr in torch/csrc/profiler/util.cpp.
@@ -324,9 +324,7 @@ def _link(
         np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
     ] = -1
     launched = gpu.launch >= 0
-    thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
-    thread[launched] = runtime.thread[gpu.launch[launched]]
-    at[launched] = runtime.start_ns[gpu.launch[launched]]
+    thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch, 0)
     gpu.operator[:] = nests["operators"].innermost_at(at, thread)
 
     # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
@@ -429,12 +427,8 @@ def _match_rows(wanted: Array, keys: Array) -> Array:
     """Return the first row with each wanted key, or -1; negative keys do not match."""
     rows = np.flatnonzero(keys >= 0)
     rows = rows[np.argsort(keys[rows], kind="stable")]
-    places = np.searchsorted(keys[rows], wanted)
-    result = np.full(len(wanted), -1)
-    ok = (places < len(rows)) & (wanted >= 0)
-    ok[ok] = keys[rows[places[ok]]] == wanted[ok]
-    result[ok] = rows[places[ok]]
-    return result
+    row = np.append(rows, -1)[np.searchsorted(keys[rows], wanted)]
+    return np.where((wanted >= 0) & (np.append(keys, -1)[row] == wanted), row, -1)
 
 
 def _modules(frames: Table, thread: Array, at: Array) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .intervals import covered_ns, merge_overlaps, total_ns
 from .lanes import LaneAxis, group_rows
-from .table import Array, Table
+from .table import Array, Table, linked
 from .trace import Trace
 
 
@@ -180,12 +180,11 @@ def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
     gpu = trace.gpu
     by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
     before = launched_before(trace)
-    at, thread = gpu.start_ns.copy(), np.full(len(gpu), -1)
-    for rows, calls, link in (
-        (by_call, trace.runtime, gpu.launch),
-        (by_operator, trace.operators, gpu.operator),
-    ):
-        at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
+    at, thread = (
+        np.where(by_call, linked(trace.runtime[name], gpu.launch), linked(trace.operators[name], gpu.operator))
+        for name in ("start_ns", "thread")
+    )
+    at = np.where(by_call | by_operator, at, gpu.start_ns)
     counted = steps.rows_at(at, thread) >= 0
     if trace.steps:
         counted &= ~before

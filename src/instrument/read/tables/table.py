@@ -210,6 +210,11 @@ def join_parts(columns: Mapping[str, tuple[str, float]], parts: Sequence[Mapping
     }
 
 
+def linked(column: Array, rows: Array, missing: float = -1) -> Array:
+    """Return the values of a column in rows that links such as ``gpu.launch`` name; ``missing`` for -1."""
+    return np.append(column, missing)[rows]
+
+
 def natural(value: object) -> int:
     """Return a natural number of 63 bits that may be text; -1 for anything else."""
     text = str(value)
