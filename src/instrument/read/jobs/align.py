@@ -178,7 +178,9 @@ def _compare(
     """Return the offset, its spread and the number of collectives of the most certain group and shift."""
     best = None
     for group in sorted(one.keys() & other.keys()):
-        for shift, apart in _differences(one[group], other[group]):
+        for shift, own, others in _pairs(one[group], other[group]):
+            same = one[group].name[own] == other[group].name[others]
+            apart = one[group].end_ns[own[same]] - other[group].end_ns[others[same]]
             if not len(apart) or (shift and len(apart) < _MIN_PAIRS):
                 continue
             offset = _median(apart)
@@ -190,18 +192,18 @@ def _compare(
     return best and best[1]
 
 
-def _differences(one: CollectiveSequence, other: CollectiveSequence) -> Iterator[tuple[int, Array]]:
-    """Yield each shift of the second sequence, and how much earlier each of its collectives ended."""
+def _pairs(one: CollectiveSequence, other: CollectiveSequence) -> Iterator[tuple[int, Array, Array]]:
+    """Yield each shift of the second sequence, and the collectives of both that are then at the same place."""
     if (one.step >= 0).any() and (other.step >= 0).any():
-        _, selected, other_selected = np.intersect1d(
+        _, own, others = np.intersect1d(
             places(one.step), places(other.step), assume_unique=True, return_indices=True
         )
-        selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
-        yield 0, _end_differences(one, selected, other, other_selected)
+        stepped = one.step[own] >= 0
+        yield 0, own[stepped], others[stepped]
         return
     for shift in _SHIFTS:
-        selected = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
-        yield shift, _end_differences(one, selected, other, selected - shift)
+        own = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
+        yield shift, own, own - shift
 
 
 def places(step: Array) -> Array:
@@ -211,14 +213,6 @@ def places(step: Array) -> Array:
     places = np.empty(len(step), np.int64)
     places[order] = (ranked << 32) + np.arange(len(step)) - np.searchsorted(ranked, ranked)
     return places
-
-
-def _end_differences(
-    one: CollectiveSequence, selected: Array, other: CollectiveSequence, other_selected: Array
-) -> Array:
-    same = one.name[selected] == other.name[other_selected]
-    apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
-    return apart
 
 
 def _median(values: Array) -> int:

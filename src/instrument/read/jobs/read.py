@@ -299,10 +299,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
     strings = Strings()
-    kept = {
-        "gpu": _copied(gpu.where(collective_kernels(trace)), strings),
-        "steps": _copied(steps, strings),
-    }
+    kept = {"gpu": _copied(gpu.where(collective_kernels(trace)), strings), "steps": _copied(steps, strings)}
     texts, nothing = list(strings), {"start_ns": np.empty(0, np.int64)}
     # what says which rank, or which ranks, the trace is of, and where they ran
     about = {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}

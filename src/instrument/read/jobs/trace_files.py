@@ -183,8 +183,7 @@ def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
                     names += 1
                     if names > _MAX_NAMES:
                         raise TraceError(
-                            folder,
-                            f"it holds more than {_MAX_NAMES:,} files and folders: name a folder inside it",
+                            folder, f"it holds more than {_MAX_NAMES:,} files and folders: name a folder inside it"
                         )
                     following = _next_parts(entry, parts, at)
                     if following is not None:

@@ -109,24 +109,24 @@ def _take_others(tables: dict[str, dict[str, Array]], threads: Array) -> None:
 
 # The tables of complete events by category. Some categories had other names in 2021.
 _TABLES = {
-    "cpu_op": "operators",
-    "operator": "operators",
-    "user_annotation": "regions",
-    "python_function": "frames",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "kernel": "gpu",
-    "gpu_memcpy": "gpu",
-    "memcpy": "gpu",
-    "gpu_memset": "gpu",
-    "memset": "gpu",
-    "mtia_ccp_events": "gpu",
-    "gpu_user_annotation": "gpu_regions",
-    "cuda_sync": "syncs",
+    category: table
+    for table, categories in {
+        "operators": ("cpu_op", "operator"),
+        "regions": ("user_annotation",),
+        "frames": ("python_function",),
+        "runtime": (
+            "cuda_runtime",
+            "cuda_driver",
+            "runtime",
+            "mtia_runtime",
+            "xpu_runtime",
+            "privateuse1_runtime",
+        ),
+        "gpu": ("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset", "mtia_ccp_events"),
+        "gpu_regions": ("gpu_user_annotation",),
+        "syncs": ("cuda_sync",),
+    }.items()
+    for category in categories
 }
 _CATEGORIES = (
     *_TABLES,

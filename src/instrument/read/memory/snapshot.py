@@ -18,17 +18,7 @@ from ..tables.table import Array, Table
 from .batch import ASSUMPTION, FIT_ASSUMPTION, BatchFit, LargerBatch, larger_batch, pass_peaks
 from .breakdown import Breakdown, ChangedPart, Place, Same, Use, add_up, compare_peaks, compare_regions
 from .categories import CATEGORIES, categorize
-from .passes import (
-    FREES,
-    Passes,
-    StackFacts,
-    Steps,
-    module_calls,
-    passes_of,
-    regions_of,
-    stack_facts,
-    steps_of,
-)
+from .passes import FREES, Passes, StackFacts, Steps, module_calls, passes_of, regions_of, stack_facts, steps_of
 from .shortage import DriverTraffic, FailedAllocation, Growth, failed_events, failure_of, growth_of, traffic_of
 from .timeline import (
     AllocatorState,

@@ -310,12 +310,7 @@ def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table,
     reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
     reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
     return Timeline(
-        device,
-        np.append(-1, own),
-        np.arange(len(own) + 1),
-        np.append(-1, events.time_ns[own]),
-        used,
-        reserved,
+        device, np.append(-1, own), np.arange(len(own) + 1), np.append(-1, events.time_ns[own]), used, reserved
     )
 
 

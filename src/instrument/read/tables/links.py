@@ -307,10 +307,7 @@ def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> Non
 
 
 def _link(
-    tables: dict[str, Table],
-    nests: dict[str, NestedRanges],
-    threads: list[Thread],
-    run: list[tuple[int, int]],
+    tables: dict[str, Table], nests: dict[str, NestedRanges], threads: list[Thread], run: list[tuple[int, int]]
 ) -> int:
     """Fill the columns that link to rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
