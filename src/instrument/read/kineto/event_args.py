@@ -235,7 +235,7 @@ def _gpu(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[
         values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
         columns[name] = np.where((values >= 0) & (values < _MAX_RATIO), values, math.nan)
     for name in ("collective", "group", "dtype"):
-        columns[name] = np.fromiter((strings[getattr(item, name)] for item in args), np.int32, len(args))
+        columns[name] = np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
     return columns | _place(category, args, events)
 
 
