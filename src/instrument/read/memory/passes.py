@@ -12,6 +12,7 @@ import numpy as np
 
 from ...base.source_paths import is_library, path_in_torch
 from ...base.trace_marks import STEP_PREFIX
+from ..tables.nest import NestedRanges
 from ..tables.table import Array, Table
 
 PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST, CLOSURE, ZERO_GRAD = (
@@ -370,16 +371,17 @@ def _opened(marks: Table, places: Array) -> _Opened:
     steps = np.unique(marks.thread[marks.matching("name", _STEP) & (marks.thread >= 0)])
     if len(steps) == 1:
         thread = np.where(thread < 0, steps, thread)  # torch notes its own ranges on this thread
-    threads = np.unique(thread).tolist()
+    threads, lane = np.unique(thread, return_inverse=True)
+    nothing = np.full(len(places), "", object)
     if not 0 < len(threads) <= _MOST_THREADS:
-        return _Opened(np.full(len(places), "", object), [], [])
-    opened: dict[int, Array] = {}
-    for each in {*threads, *steps.tolist()}:  # the begins of a thread can be too old to be kept
-        own = thread == each
-        opened[each] = _innermost(begin[own], end[own], names[own], places)
+        return _Opened(nothing, [], [])
+    opened = dict.fromkeys(steps.tolist(), nothing)  # the begins of a thread can be too old to be kept
+    nest = NestedRanges(begin, end, lane.reshape(-1))
+    for number, each in enumerate(threads.tolist()):
+        opened[each] = np.append(names, "")[nest.innermost_at(places - 1, np.full(len(places), number))]
     if len(threads) > 1 and len(steps) != 1:
         return _Opened(_agreed(list(opened.values())), [], list(opened.values()))
-    loop = steps[0] if len(steps) else threads[0]
+    loop = int(steps[0] if len(steps) else threads[0])
     own = thread == loop
     noted = np.sort(np.concatenate((begin[own], end[own])))
     beside = set(thread[np.searchsorted(noted, begin) != np.searchsorted(noted, end)].tolist())
@@ -406,23 +408,6 @@ def _paired(marks: Table) -> tuple[Array, Array]:
         elif ranges:
             end[ranges.pop()] = row
     return np.array(begin, np.int64), np.array(end, np.int64)
-
-
-def _innermost(begin: Array, end: Array, names: Array, places: Array) -> Array:
-    """Return the name of the range that began last, of those of a thread that are open at each place."""
-    rows = np.concatenate((begin, end))
-    innermost = [""]
-    open_: list[int] = []
-    ended: set[int] = set()
-    for number in np.argsort(rows, kind="stable").tolist():
-        if number < len(begin):
-            open_.append(number)
-        else:
-            ended.add(number - len(begin))
-        while open_ and open_[-1] in ended:
-            open_.pop()
-        innermost.append(names[open_[-1]] if open_ else "")
-    return np.array(innermost, object)[np.searchsorted(np.sort(rows), places)]
 
 
 def _names(opened: _Opened, backward: Array, like_loop: Array, in_thread: bool) -> Array:
