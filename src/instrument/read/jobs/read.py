@@ -28,6 +28,7 @@ from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
 from ..tables.intervals import clip, merge_overlaps, total_ns
 from ..tables.lanes import map_unique
+from ..tables.steps import span
 from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, TooLargeError, table
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
@@ -291,10 +292,8 @@ def rank_content_reader(collectives: Collectives, steps_from: str | None) -> par
 def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     """Return what `RankContent` keeps of a trace."""
     gpu, steps = trace.gpu, trace.steps
-    start = int(steps.start_ns.min()) if steps else int(gpu.start_ns.min()) if gpu else 0
     own = gpu.where(gpu.step >= 0) if steps else gpu
-    ends = [int(part.end_ns.max()) for part in (steps, own) if part]
-    end = max(ends, default=start)
+    start, end = span(steps or gpu)[0], span(steps, own)[1]
     counted = own or gpu  # not the work of earlier steps that still runs when the recording begins
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 
 from ...base.part_file import part_file, publish
+from ..tables.lanes import distinct
 from ..tables.nest import ancestor_levels
 from ..tables.notes import about_ranks
 from ..tables.table import Array, Table
@@ -158,23 +159,18 @@ def gpu_lanes(trace: Trace) -> list[GpuLane]:
     thread, and to its step.
     """
     gpu = trace.gpu
-    places = np.stack((gpu.device.astype(np.int64), gpu.stream), axis=1)
-    streams, lane = np.unique(places, axis=0, return_inverse=True)
-    spans: list[list[LaneSpan]] = [[] for _ in streams]
+    first, lane = distinct(gpu.device, gpu.stream)
+    spans: list[list[LaneSpan]] = [[] for _ in first]
     alone = np.full(len(trace.steps), -1)
     for ranges, parents, link in (
         (trace.steps, alone, gpu.step),
         (trace.regions, trace.regions.parent, gpu.region),
     ):
-        for number, span in _spans(ranges, parents, gpu, link, lane.reshape(-1)):
+        for number, span in _spans(ranges, parents, gpu, link, lane):
             spans[number].append(span)
     return [
-        GpuLane(
-            int(device),
-            int(stream),
-            *_arrange_in_rows(sorted(some, key=lambda span: (span.start_ns, -span.end_ns))),
-        )
-        for (device, stream), some in zip(streams.tolist(), spans, strict=True)
+        GpuLane(device, stream, *_arrange_in_rows(sorted(some, key=lambda span: (span.start_ns, -span.end_ns))))
+        for device, stream, some in zip(gpu.device[first].tolist(), gpu.stream[first].tolist(), spans, strict=True)
         if some
     ]
 

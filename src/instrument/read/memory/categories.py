@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..tables.lanes import distinct
 from ..tables.table import Array, Table
 from .passes import (
     BACKWARD_PASS,
@@ -49,11 +50,8 @@ def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cas
     place = np.minimum(np.searchsorted(sizes, 2 * size[rows]), len(sizes) - 1)
     fits = sizes[place] == 2 * size[rows]
     rows, place = rows[fits], place[fits]
-    keys, which, times = np.unique(
-        np.stack((number[rows], place)), axis=1, return_inverse=True, return_counts=True
-    )
-    few = times <= parameter_count[keys[1]]
-    few = few[which.reshape(-1)]
+    first, which = distinct(number[rows], place)
+    few = (np.bincount(which) <= parameter_count[place[first]])[which]
     rows, place = rows[few], place[few]
     total = size[parameters].sum()
     large = (parameter_count > 1) & (sizes * parameter_count >= _LARGE * total)

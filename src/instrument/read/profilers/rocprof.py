@@ -16,7 +16,7 @@ from msgspec import Meta, Struct, field
 
 from ...base.errors import TraceError
 from ..kineto.text import event_limit, read_blocks, text_limit
-from ..tables.lanes import map_unique
+from ..tables.lanes import distinct, map_unique
 from ..tables.links import assemble
 from ..tables.table import Array, TooLargeError
 from ..tables.trace import Device, ReadLosses, Trace
@@ -468,20 +468,14 @@ class _Process:
         """Add the counters of each kernel, summed over their instances."""
         names = {counter.id.handle: counter.name for counter in self.about[Counter]}
         values = np.concatenate([np.empty(0, _VALUE), *self._values])
-        keys = np.stack(
-            (
-                values["row"],
-                map_unique(
-                    values["counter"], lambda handle: columns.strings[names.get(handle, f"counter {handle}")]
-                ),
-            )
-        )
-        different, first, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        strings = columns.strings
+        name = map_unique(values["counter"], lambda handle: strings[names.get(handle, f"counter {handle}")])
+        first, which = distinct(values["row"], name)
         order = np.argsort(first)  # in the order of the file
-        sums = np.bincount(which.reshape(-1), values["value"], different.shape[1])[order]
-        rows, name = different[:, order]
+        sums = np.bincount(which, values["value"], len(first))[order]
+        rows = values["row"][first[order]]
         part = {column: dispatches[column][rows] for column in ("start_ns", "duration_ns", "thread", "event")}
-        columns.add("counters", part | {"name": name, "value": sums})
+        columns.add("counters", part | {"name": name[first[order]], "value": sums})
 
 
 def _numbers(gpus: dict[int, Device], agents: Array) -> Array:
