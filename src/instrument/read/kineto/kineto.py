@@ -77,28 +77,28 @@ def sort_events(
     """
     others = columns["others"]
     texts = list(strings)
-    names = [texts[code] for code in others["name"].tolist()]
-    of = others["thread"].tolist()
+    codes, place = np.unique(others["name"], return_inverse=True)
+    names = [texts[code] for code in codes.tolist()]
 
-    def rows(test: Callable[[int, str], bool]) -> Array:
-        return np.array([test(thread, name) for thread, name in zip(of, names, strict=True)], bool)
+    def named(test: Callable[[str], object]) -> Array:
+        mask: Array = np.array([bool(test(name)) for name in names], bool)[place]
+        return mask
 
-    device = [_number(_DEVICE, processes.get(thread.process, "")) for thread in threads]
-    stream = [_number(_STREAM, thread.name) for thread in threads]
-    host = [processes.get(thread.process) == HOST for thread in threads]
-    library = [bool(_XLA_THREAD.match(thread.name)) for thread in threads]
-    distinct = dict.fromkeys(names)
-    internal = {name: bool(_INTERNAL.search(name)) for name in distinct}
-    launches = {name: bool(_RUNTIME.match(name)) for name in distinct}
+    def on_threads(value: Callable[[Thread], int]) -> Array:
+        column: Array = np.array([value(thread) for thread in threads], np.int64)[others["thread"]]
+        return column
 
+    device = on_threads(lambda thread: _number(_DEVICE, processes.get(thread.process, "")))
+    stream = on_threads(lambda thread: _number(_STREAM, thread.name))
+    host = on_threads(lambda thread: processes.get(thread.process) == HOST) > 0
+    library = on_threads(lambda thread: _XLA_THREAD.match(thread.name) is not None) > 0
+    internal, launches = named(_INTERNAL.search), named(_RUNTIME.match)
     step = others["number"] >= 0
-    frame = rows(lambda thread, name: host[thread] and name.startswith("$"))
-    operator = rows(
-        lambda thread, name: host[thread] and library[thread] and not (internal[name] or launches[name])
-    )
-    work = rows(lambda thread, _: device[thread] >= 0 and stream[thread] >= 0)
-    program = rows(lambda thread, name: host[thread] and (launches[name] or not library[thread])) & ~step & ~frame
-    runtime = program & rows(lambda _, name: internal[name] or launches[name])
+    frame = host & named(lambda name: name.startswith("$"))
+    operator = host & library & ~internal & ~launches
+    work = (device >= 0) & (stream >= 0)
+    program = host & (launches | ~library) & ~step & ~frame
+    runtime = program & (internal | launches)
 
     def move(table: str, mask: Array, **more: Array) -> None:
         if mask.any():
@@ -107,11 +107,10 @@ def sort_events(
     move("steps", step)
     move("frames", frame, name=map_strings(strings, others["name"], lambda name: _FRAME.sub(r"\1(\2): \3", name)))
     move("operators", operator)
-    move("runtime", runtime, category=np.full(len(of), strings["xla"]))
+    move("runtime", runtime, category=np.full(len(place), strings["xla"]))
     move("regions", program & ~runtime)
     kinds = [next((kind for word, kind in _KINDS.items() if name.startswith(word)), KERNEL) for name in names]
-    places = {"device": np.array(device)[of], "stream": np.array(stream)[of]} if of else {}
-    move("gpu", work, category=np.array(kinds, np.int32), **places)
+    move("gpu", work, category=np.array(kinds, np.int32)[place], device=device, stream=stream)
     left = ~(step | frame | operator | program | work)
     columns["others"] = {name: column[left] for name, column in others.items()}
 
@@ -132,7 +131,6 @@ def ranks_in(
     columns: Mapping[str, Mapping[str, Array]],
     threads: Sequence[Any],
     processes: Mapping[Any, str],
-    metadata: Mapping[str, Any],
     strings: Iterable[str],
 ) -> dict[int, Array]:
     """Return the threads of each rank; empty if the file holds one process, or does not say.
@@ -141,11 +139,8 @@ def ranks_in(
         columns: the columns of each table.
         threads: the process of each thread.
         processes: the name of each process.
-        metadata: the metadata of the file. Traces of `merge_traces` have a note, and are one trace.
         strings: the texts that the codes of names stand for.
     """
-    if about_ranks(metadata):
-        return {}
     stepping = _processes_with_steps(columns, threads, strings)
     if len(stepping) > 1:
         ranks = {process: rank for rank, process in enumerate(stepping)}
@@ -271,10 +266,12 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     threads = [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads]
     processes = [thread.process for thread in threads]
     devices = _devices(about.get("deviceProperties"))
-    if merged := about_ranks(about):
+    threads_of: dict[int, Array] = {}
+    if merged := about_ranks(about):  # of `merge_traces`, and one trace
         devices = _devices_of_ranks(number_gpus(columns, processes, merged), merged)
+    else:
+        threads_of = ranks_in(columns, processes, collector.processes, collector.strings)
     trace_of = partial(_trace, path, collector, devices, about, lost, chunks.index)
-    threads_of = ranks_in(columns, processes, collector.processes, about, collector.strings)
     if not threads_of:
         said = (natural(distributed.get(name)) for name in ("rank", "world_size"))
         return [trace_of(columns, threads, *(None if number < 0 else number for number in said))]
