@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -123,19 +122,12 @@ def _object(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, boo
     return value_end(text, place, limit) if text.startswith(b"{", place) else (place, False)
 
 
-def _is_event(text: bytes) -> bool:
+def _is_event(text: bytes, *, at_any_time: bool = False) -> bool:
     try:
         event = _decode(text)
     except (ValueError, RecursionError):
         return False
-    return bool(event.ph) and event.in_time()
-
-
-def _is_untimely(text: bytes) -> bool:
-    """Return whether only the time keeps a text from being an event."""
-    with suppress(ValueError, RecursionError):
-        return bool(_decode(text.rstrip(b", \t\r\n")).ph)
-    return False
+    return bool(event.ph) and (at_any_time or event.in_time())
 
 
 def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
@@ -151,7 +143,8 @@ def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: R
     elif end == len(text):
         lost.add("the file ends in an event", events=1, size=end - place)
     else:
-        wrong = "with an impossible time" if _is_untimely(text[place:end]) else "that is not JSON"
+        untimely = _is_event(text[place:end].rstrip(b", \t\r\n"), at_any_time=True)
+        wrong = "with an impossible time" if untimely else "that is not JSON"
         lost.add(f"an event {wrong}", events=1, size=end - place)
     return end
 

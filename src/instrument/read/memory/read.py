@@ -58,7 +58,9 @@ def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
         return ChosenSnapshot(path, "")
     files = {rank_from_name(file) or 0: file for file in last_snapshots(path)}
     if not files:
-        reason, others = _last_reason(path), but_pickles(path)
+        outcomes = [entry["memory"] for entry in entries_of(path) if isinstance(entry.get("memory"), dict)]
+        said = outcomes[-1].get("reason") if outcomes else None
+        reason, others = said if isinstance(said, str) else None, but_pickles(path)
         why = f" of a run{others}" if others and not reason else f": {reason or _HOW}"
         raise TraceError(path, f"the folder has no memory snapshot{why}")
     ranks = sorted(files)
@@ -68,13 +70,6 @@ def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
     if rank is not None or len(ranks) == 1:
         return ChosenSnapshot(chosen, f"{chosen} is shown")
     return ChosenSnapshot(chosen, f"{chosen} is shown; --rank takes another one of ranks {listed(ranks)}")
-
-
-def _last_reason(folder: Path) -> str | None:
-    """Return why the last window of a run has no snapshot; None if it does not say so."""
-    outcomes = [entry["memory"] for entry in entries_of(folder) if isinstance(entry.get("memory"), dict)]
-    reason = outcomes[-1].get("reason") if outcomes else None
-    return reason if isinstance(reason, str) else None
 
 
 _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_free_bytes")

@@ -278,12 +278,12 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
     middle = (steps.complete + 1) // 2 - 1
     lines, recorded_allocations = uses.line[recorded], allocations.where(recorded)
     half, end = (_used_by_line(recorded_allocations, lines, steps, step) for step in (middle, steps.complete - 1))
-    found = [
+    growths = [
         Growth(line, len(own), *sums[line])
         for line, own in steps_by_line.items()
         if len(own) >= least and end[line] > half[line]
     ]
-    return sorted(found, key=lambda growth: -growth.bytes)
+    return sorted(growths, key=lambda growth: -growth.bytes)
 
 
 def _used_by_line(allocations: Table, lines: Array, steps: Steps, step: int) -> Array:

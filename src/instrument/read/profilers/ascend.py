@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from ...base.errors import TraceError
-from ..kineto.text import event_limit, text_limit
+from ..kineto.text import event_limit, json_object, text_limit
 from ..tables.links import assemble, link_coverage
 from ..tables.nest import NestedRanges
 from ..tables.steps import StepIndex
@@ -118,8 +118,7 @@ def read_ascend(path: Path) -> Trace:
 
 
 def _look_up(path: Path, event: int) -> dict[str, Any]:
-    args = json.loads(bytes(_decode(path.read_bytes())[event].args))
-    return args if isinstance(args, dict) else {}
+    return json_object(bytes(_decode(path.read_bytes())[event].args))
 
 
 class _Reader:

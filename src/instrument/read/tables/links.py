@@ -178,14 +178,6 @@ def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
     return plausible
 
 
-def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
-    """Return the start of the clock in ns since 1970; 0 if the given value is impossible."""
-    if 0 <= epoch_ns < _EPOCH_NS:
-        return epoch_ns
-    lost.add("an impossible start of the clock")
-    return 0
-
-
 def _too_large(values: Array, most: float) -> Array:
     """Return a mask of the values beyond ``most``, or beyond a limit that keeps the sum in 64 bits."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
@@ -255,17 +247,21 @@ def assemble(
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
     coverage = {link: link_coverage(tables["gpu"], link) for link in _LINKS}
+    devices = plausible_devices(devices, lost)
+    if not 0 <= epoch_ns < _EPOCH_NS:
+        lost.add("an impossible start of the clock")
+        epoch_ns = 0
     return Trace(
         path=path,
         format=format,
         **tables,
         strings=texts,
         threads=threads,
-        devices=plausible_devices(devices, lost),
+        devices=devices,
         metadata=metadata,
         rank=rank,
         world_size=world_size,
-        epoch_ns=plausible_epoch_ns(epoch_ns, lost),
+        epoch_ns=epoch_ns,
         lost=lost,
         steps_from="",
         unread_devices={},
