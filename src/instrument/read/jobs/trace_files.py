@@ -141,11 +141,10 @@ def but_pickles(folder: Path) -> str:
 
 def _last_of_each_rank(folders: Sequence[tuple[Path, list[Path]]]) -> Path:
     """Return the last folder by name; with several runs, of the run that was written last."""
-    written: dict[Path, int] = {}
-    for path, files in folders:
-        newest = max(file.stat().st_mtime_ns for file in files)
-        written[path.parent] = max(written.get(path.parent, 0), newest)
-    return max(enumerate(folders), key=lambda item: (written[item[1][0].parent], item[0]))[1][0]
+    written = {path: max(file.stat().st_mtime_ns for file in files) for path, files in folders}
+    newest = max(written.values())
+    runs = {path.parent for path, time_ns in written.items() if time_ns == newest}
+    return [path for path in written if path.parent in runs][-1]
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
@@ -206,7 +205,7 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
     own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(_BESIDE))
-    files = {path for path in own if _could_be_trace(path)}
+    files = set(filter(_could_be_trace, own))
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)

@@ -200,16 +200,14 @@ def _reduced(keys: Array, work: Sequence[Array]) -> tuple[Array, list[Array]]:
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     if not len(first):
         return keys, list(work)
-    functions = (np.minimum, np.maximum, np.add, np.add)
-    return keys[first], [
-        function.reduceat(column[order], first) for function, column in zip(functions, work, strict=True)
-    ]
+    columns = zip((np.minimum, np.maximum, np.add, np.add), work, strict=True)
+    return keys[first], [function.reduceat(column[order], first) for function, column in columns]
 
 
 def _arrange_in_rows(spans: list[LaneSpan]) -> tuple[list[list[LaneSpan]], int]:
     """Put each span into the first row where it nests; return the rows, and how many spans found none."""
-    rows: list[list[LaneSpan]] = []
-    ends: list[list[int]] = []  # of the open spans in each row, innermost last
+    rows: list[list[LaneSpan]] = [[] for _ in range(_MAX_ROWS)]
+    ends: list[list[int]] = [[] for _ in rows]  # of the open spans in each row, innermost last
     left_out = 0
     for span in spans:
         for row, open_ in zip(rows, ends, strict=True):
@@ -220,12 +218,8 @@ def _arrange_in_rows(spans: list[LaneSpan]) -> tuple[list[list[LaneSpan]], int]:
                 open_.append(span.end_ns)
                 break
         else:
-            if len(rows) == _MAX_ROWS:
-                left_out += 1
-            else:
-                rows.append([span])
-                ends.append([span.end_ns])
-    return rows, left_out
+            left_out += 1
+    return [row for row in rows if row], left_out
 
 
 CATEGORY = "gpu_region"
