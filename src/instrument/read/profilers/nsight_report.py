@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -77,7 +77,7 @@ class NsightReport:
         connection.create_function("string_number", 1, self._string_number)
         names = list(query_small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
         self.tables = {
-            name: frozenset(row[1] for row in self._small(name, f"PRAGMA table_info({_quoted(name)})"))
+            name: frozenset(row[1] for row in self._query(name, f"PRAGMA table_info({_quoted(name)})", small=True))
             for (name,) in names
             if isinstance(name, str)
         }
@@ -102,7 +102,7 @@ class NsightReport:
         for number in ("ifnull({0}, {1})", "CASE typeof({0}) WHEN 'integer' THEN {0} ELSE {1} END"):
             read = [number.format(self._column(table, name), MISSING) for name in numbers]
             try:
-                return np.fromiter(self._query(table, ", ".join([rowid, *read, *written])), fields)
+                return np.fromiter(self._query(table, self._select(table, [rowid, *read, *written])), fields)
             except (TypeError, ValueError, OverflowError):
                 continue
         self.lost.add(f"{table}: columns of unexpected types")
@@ -126,8 +126,8 @@ class NsightReport:
         """Return columns of a small table as Python values; None for missing ones."""
         if table not in self.tables:
             return []
-        chosen = ", ".join(self._column(table, name) for name in columns)
-        return list(self._small(table, self._select(table, chosen)))
+        chosen = (self._column(table, name) for name in columns)
+        return list(self._query(table, self._select(table, chosen), small=True))
 
     def string(self, number: int) -> str:
         """Return a shared string by its number; a missing string is ``#`` and the number."""
@@ -135,7 +135,8 @@ class NsightReport:
             return ""
         if number not in self._strings:
             there = "StringIds" in self.tables
-            rows = list(self._query("StringIds", "value", "WHERE id = ?", number)) if there else []
+            query = self._select("StringIds", ["value"], "WHERE id = ?")
+            rows = list(self._query("StringIds", query, number)) if there else []
             if not rows:
                 self.lost.add("names that are not in StringIds")
             self._strings[number] = str(rows[0][0]) if rows else f"#{number}"
@@ -144,21 +145,15 @@ class NsightReport:
     def row(self, event: int) -> dict[str, Any]:
         """Return the row of an event without NULL values, with shared strings in place of their numbers."""
         table, rowid = _EVENTS[event // _ROWS], event % _ROWS
-        columns = sorted(self.tables.get(table, ()))
-        chosen = ", ".join(self._column(table, name) for name in columns)
-        where = f"WHERE {self._rowid(table)} = ?" if columns else ""
-        for values in self._query(table, chosen, where, rowid) if columns else ():
+        if not (columns := sorted(self.tables.get(table, ()))):
+            return {}
+        query = self._select(table, map(_quoted, columns), f"WHERE {self._rowid(table)} = ?")
+        for values in self._query(table, query, rowid):
             given = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
             return given | {
                 name: self.string(given[name]) for name in _STRINGS if isinstance(given.get(name), int)
             }
         return {}
-
-    def _small(self, table: str, query: str) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from query_small(self._connection, query)
-        except DATABASE_ERRORS as error:
-            self.lost.add(f"{table}: {error}")
 
     def _rowid(self, table: str) -> str:
         """Return SQLite's name for the number of a row that no column has taken."""
@@ -182,14 +177,14 @@ class NsightReport:
             return 0
         return self.strings[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
 
-    def _query(self, table: str, columns: str, where: str = "", *values: int) -> Iterator[Any]:
+    def _query(self, table: str, query: str, *values: int, small: bool = False) -> Iterator[Any]:
         try:
-            yield from self._connection.execute(self._select(table, columns, where), values)
+            yield from query_small(self._connection, query) if small else self._connection.execute(query, values)
         except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
 
-    def _select(self, table: str, columns: str, where: str = "") -> str:
-        return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._row_limit}"
+    def _select(self, table: str, columns: Iterable[str], where: str = "") -> str:
+        return f"SELECT {', '.join(columns)} FROM {_quoted(table)} {where} LIMIT {self._row_limit}"
 
 
 def event_columns(table: str, rows: Array) -> dict[str, Array]:
