@@ -191,17 +191,12 @@ def ranges_of(trace: Trace, times: Intervals) -> Ranges:
     ranges = Ranges(
         kind[order], np.concatenate(rows)[order], name[order], thread, start, end, NestedRanges(start, end, thread)
     )
-    if TASKS in trace.metadata:
-        _nest_in_tasks(ranges, trace.regions)
+    if TASKS in trace.metadata:  # a region is in the one around it in its task, unless in an operator or a module
+        parents = ranges.nest.parents
+        mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
+        around = ranges.places(REGION, trace.regions.parent[ranges.row[mine]])
+        parents[mine] = np.where(thread[around] == thread[mine], around, -1)
     return ranges
-
-
-def _nest_in_tasks(ranges: Ranges, regions: Table) -> None:
-    """Put each region into the region around it in its task, unless it is in an operator or a module."""
-    parents = ranges.nest.parents
-    mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
-    around = ranges.places(REGION, regions.parent[ranges.row[mine]])
-    parents[mine] = np.where(ranges.thread[around] == ranges.thread[mine], around, -1)
 
 
 def times_of_steps(trace: Trace) -> Intervals:

@@ -213,7 +213,11 @@ class EventIndex:
                     place += gone
                     if place == part.offset and len(held) >= part.length:
                         break
-                yield part.first, _events(bytes(held[: part.length]), part)
+                text = bytes(held[: part.length])
+                if part.damaged:
+                    yield part.first, recover_events(text, ReadLosses(), last=part.whole)[0]
+                else:
+                    yield part.first, [bytes(event) for event in _split(b"[" + text + b"]")]
 
     def __call__(self, event: int) -> dict[str, Any]:
         """Return the args of an event.
@@ -233,9 +237,3 @@ class EventIndex:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, [])}
-
-
-def _events(text: bytes, part: _Chunk) -> list[bytes]:
-    if part.damaged:
-        return recover_events(text, ReadLosses(), last=part.whole)[0]
-    return [bytes(event) for event in _split(b"[" + text + b"]")]

@@ -333,20 +333,15 @@ def regions_of(
     event = rows[timed]
     opened = _opened(marks, np.searchsorted(marks.time_ns, events.time_ns[event], "right"))
     backward = passes.kind == BACKWARD_PASS
-    started = _is_started(frames, stacks)[events.stack]
+    # Python started the threads whose stacks have a root of its own
+    roots = set(np.flatnonzero(frames.matching("name", _BOOTSTRAP) & frames.matching("file", _THREADING)).tolist())
+    started = np.array([not roots.isdisjoint(stack) for stack in stacks])[events.stack]
     program = ~backward & (events.stack > 0)
     in_thread = 2 * started[program].sum() > program.sum()  # where the loop is, as most of these are its own
     names = _names(opened, backward[event], started[event] == in_thread, in_thread)
     for place, name in zip(timed.tolist(), names.tolist(), strict=True):
         regions[place] = regions[place] or name
     return regions
-
-
-def _is_started(frames: Table, stacks: Sequence[tuple[int, ...]]) -> Array:
-    """Return which stacks are of threads that Python started."""
-    roots = np.flatnonzero(frames.matching("name", _BOOTSTRAP) & frames.matching("file", _THREADING))
-    started = frozenset(roots.tolist())
-    return np.array([not started.isdisjoint(stack) for stack in stacks])
 
 
 class _Opened(NamedTuple):

@@ -329,7 +329,10 @@ def _link(
 
     tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
     gpu.region[:] = nests["regions"].innermost_at(at, thread)
-    gpu.module[:] = _modules(tables["frames"], thread, at)
+    modules = np.flatnonzero(tables["frames"].matching("name", MODULE))
+    frames = tables["frames"].where(modules)
+    innermost = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(at, thread)
+    gpu.module[:] = linked(modules, innermost)
     return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
 
 
@@ -422,14 +425,6 @@ def _match_rows(wanted: Array, keys: Array) -> Array:
     rows = rows[np.argsort(keys[rows], kind="stable")]
     row = np.append(rows, -1)[np.searchsorted(keys[rows], wanted)]
     return np.where((wanted >= 0) & (np.append(keys, -1)[row] == wanted), row, -1)
-
-
-def _modules(frames: Table, thread: Array, at: Array) -> Array:
-    """Return the innermost frame that is a module, at each time on each thread."""
-    modules = np.flatnonzero(frames.matching("name", MODULE))
-    rows = frames.where(modules)
-    innermost = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
-    return np.append(modules, -1)[innermost]
 
 
 def link_coverage(gpu: Table, link: str) -> Coverage:
