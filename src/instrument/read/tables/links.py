@@ -282,10 +282,7 @@ def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
 def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
     """Move the steps out of the regions, or out of the operators in traces of 2021."""
     numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
-    for kind in ("regions", "operators") if numbers else ():
-        part = columns.get(kind)
-        if part is None:
-            continue
+    for kind, part in [(kind, columns[kind]) for kind in ("regions", "operators") if kind in columns]:
         step = np.isin(part["name"], list(numbers))
         if step.any() and "steps" not in columns:
             step_columns = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
