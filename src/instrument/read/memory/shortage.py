@@ -16,7 +16,8 @@ from .breakdown import Place
 from .passes import EMPTY_CACHE, FREES, StackFacts, Steps
 from .timeline import free_pieces, reserved_changes
 
-_FAILED = re.compile("^oom$")
+FAILED = re.compile("^oom$")
+"""The action of an allocation that failed."""
 _SMALL, _MIDDLE = 1 << 20, 10 << 20  # bytes: up to these, the allocator takes segments of ...
 _SMALL_SEGMENT, _MIDDLE_SEGMENT, _GRAIN = 2 << 20, 20 << 20, 2 << 20  # ... and else a multiple of this
 
@@ -64,12 +65,6 @@ class FailedAllocation(NamedTuple):
         if self.reason == "limited":
             return self.reserved_bytes
         return None if self.device_free_bytes < 0 else self.reserved_bytes + self.device_free_bytes
-
-
-def failed_events(events: Table, device: int) -> list[int]:
-    """Return the rows of the allocations of ``device`` that failed, in order."""
-    rows: list[int] = np.flatnonzero((events.device == device) & events.matching("action", _FAILED)).tolist()
-    return rows
 
 
 def failure_of(

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..tables.table import Array, Table
-from .categories import CATEGORIES
 
 _TAKEN, _RETURNED = re.compile("^segment_(?:alloc|map)$"), re.compile("^segment_(?:free|unmap)$")
 
@@ -22,12 +21,6 @@ def reserved_changes(events: Table) -> Array:
     taken, returned = events.matching("action", _TAKEN), events.matching("action", _RETURNED)
     changes: Array = np.where(taken, events.bytes, np.where(returned, -events.bytes, 0))
     return changes
-
-
-def reserved_after(event: int, events: Table, segments: Table, device: int) -> int:
-    """Return what the allocator of ``device`` had from the driver after an event, by the events since then."""
-    later = (events.device == device) & (np.arange(len(events)) > event)
-    return int(segments.bytes[segments.device == device].sum() - reserved_changes(events.where(later)).sum())
 
 
 _EXPANDABLE = re.compile("map$")
@@ -134,18 +127,7 @@ class AllocatorState(NamedTuple):
         return self.reserved_bytes - self.used_bytes
 
 
-def state_of(segments: Table, blocks: Table, device: int) -> AllocatorState:
-    """Return what the allocator of ``device`` held, from the tables of a `MemorySnapshot`."""
-    own = blocks.where(segments.device[blocks.segment] == device)
-    used = own.matching("state", ACTIVE)
-    return AllocatorState(
-        int(segments.bytes[segments.device == device].sum()),
-        int(own.bytes[used].sum()),
-        _largest_hole(own.segment, own.address, own.bytes, used),
-    )
-
-
-def _largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:
+def largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:
     """Return the size of the largest run of unused blocks that touch, within one segment."""
     order = np.lexsort((address, segment))
     segment, address, size, used = (column[order] for column in (segment, address, size, used))
@@ -234,18 +216,6 @@ class Peak:
     rows: Array
 
 
-def peak_of(allocations: Table, events: Table, device: int) -> Peak:
-    """Return the first time at which ``device`` used the most memory, from the tables of a `MemorySnapshot`."""
-    rows = np.flatnonzero(allocations.device == device)
-    own, of_device = allocations.where(rows), np.flatnonzero(events.device == device)
-    used = in_use(own, np.zeros(len(rows), np.int64), 1, of_device)[0]
-    event = int(np.append(-1, of_device)[used.argmax()])
-    alive = np.flatnonzero((own.begin <= event) & (event < own.end))
-    alive = alive[np.argsort(-own.bytes[alive], kind="stable")]
-    before = int(own.bytes[alive][own.begin[alive] < 0].sum())
-    return Peak(device, int(used.max()), event, before, rows[alive])
-
-
 @dataclass(frozen=True)
 class Timeline:
     """The memory of a GPU over the recorded events, one point after each event.
@@ -300,18 +270,6 @@ def _highest(values: Array, stretches: int) -> Array:
     bounds = np.unique(np.linspace(0, len(values), stretches, endpoint=False, dtype=np.int64))
     ends = np.append(bounds[1:], len(values))
     return np.array([begin + values[begin:end].argmax() for begin, end in zip(bounds, ends, strict=True)])
-
-
-def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table, device: int) -> Timeline:
-    """Return the timeline of ``device``, from the tables of a `MemorySnapshot`."""
-    own = np.flatnonzero(events.device == device)
-    rows = allocations.device == device
-    used = in_use(allocations.where(rows), uses.category[rows], len(CATEGORIES), own)
-    reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
-    reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
-    return Timeline(
-        device, np.append(-1, own), np.arange(len(own) + 1), np.append(-1, events.time_ns[own]), used, reserved
-    )
 
 
 def in_use(allocations: Table, group: Array, groups: int, events: Array) -> Array:
