@@ -138,7 +138,11 @@ class CollectiveSequence:
     duration_ns: Array
 
 
-def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], CollectiveSequence]:
+CollectiveSequences = dict[tuple[str, str], CollectiveSequence]
+"""By process group: its name and the ranks that are its members."""
+
+
+def collective_sequences(trace: Trace, mask: Array) -> CollectiveSequences:
     """Return the collectives of one rank by process group: its name and the ranks that are its members.
 
     Args:
@@ -172,9 +176,7 @@ def name_hash(name: str) -> int:
     return zlib.crc32(name.encode(errors="replace"))
 
 
-def _compare(
-    one: dict[tuple[str, str], CollectiveSequence], other: dict[tuple[str, str], CollectiveSequence]
-) -> tuple[int, int, int] | None:
+def _compare(one: CollectiveSequences, other: CollectiveSequences) -> tuple[int, int, int] | None:
     """Return the offset, its spread and the number of collectives of the most certain group and shift."""
     best = None
     for group in sorted(one.keys() & other.keys()):

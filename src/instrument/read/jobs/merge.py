@@ -27,7 +27,7 @@ from ..tables.trace import ReadLosses, Trace
 from .align import Clock, align
 from .ranks import TraceSet, read_ranks
 from .read import RankContent, check_ranks_path, content_of, read_file
-from .trace_files import MERGED_MARK, find_trace_files, rank_from_name
+from .trace_files import MERGED_MARK, Paths, find_trace_files, rank_from_name
 
 # The args that link an event to another one.
 _IDS = re.compile(
@@ -300,11 +300,7 @@ def merge_traces(
 
 
 def _read(
-    paths: StrPath | Iterable[StrPath],
-    chosen: frozenset[int] | None,
-    steps: tuple[int, int] | None,
-    *,
-    skip_unreadable: bool,
+    paths: Paths, chosen: frozenset[int] | None, steps: tuple[int, int] | None, *, skip_unreadable: bool
 ) -> TraceSet:
     """Read the files of the chosen ranks, one after the other in each process; keep little of each.
 

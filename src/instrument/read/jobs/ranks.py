@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from ..tables.table import Array
 from ..tables.trace import Trace
 from .align import Clock, align
 from .processes import Processes, read_or_reason
-from .trace_files import find_trace_files, process_from_name, rank_from_name
+from .trace_files import Paths, Reasons, find_trace_files, process_from_name, rank_from_name
 
 MAX_RANKS = 1_000_000
 """Higher ranks and numbers of ranks in a file are ignored."""
@@ -43,8 +42,8 @@ class TraceSet(Mapping[int, Trace]):
         self,
         traces: Mapping[int, Trace],
         *,
-        failed: Mapping[Path, str] | None = None,
-        left_out: Mapping[Path, str] | None = None,
+        failed: Reasons | None = None,
+        left_out: Reasons | None = None,
         guessed: Iterable[int] = (),
     ) -> None:
         self._traces = dict(sorted(traces.items()))
@@ -110,11 +109,7 @@ class TraceSet(Mapping[int, Trace]):
         return [name for name in super().__dir__() if not name.startswith("_")]
 
 
-def read_ranks(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    read: Callable[[Path], Trace],
-    executor: Executor | None = None,
-) -> TraceSet:
+def read_ranks(paths: Paths, read: Callable[[Path], Trace], executor: Executor | None = None) -> TraceSet:
     """Read the traces of one job, one file per rank.
 
     The rank of a file comes from the file itself, otherwise from its name: ``rank0``, ``worker_3``, ``r1``,
@@ -148,10 +143,7 @@ def read_ranks(
 
 
 def set_of(
-    traces: Collection[Trace],
-    *,
-    failed: Mapping[Path, str] | None = None,
-    left_out: Mapping[Path, str] | None = None,
+    traces: Collection[Trace], *, failed: Reasons | None = None, left_out: Reasons | None = None
 ) -> TraceSet:
     """Return the set of these traces, of which some may be of other windows; see `read_ranks`.
 

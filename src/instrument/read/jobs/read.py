@@ -35,6 +35,7 @@ from ..tables.work_classes import Collectives, communication_mask
 from .align import collective_kernels
 from .formats import foreign_format, unpack
 from .ranks import TraceSet, read_ranks
+from .trace_files import Paths
 
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -125,9 +126,7 @@ def _is_file(path: str | os.PathLike[str]) -> bool:
     return str(path) == "-" or (bool(str(path)) and file.exists() and not file.is_dir())
 
 
-def _read_ranks(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], executor: Executor | None
-) -> TraceSet:
+def _read_ranks(paths: Paths, executor: Executor | None) -> TraceSet:
     if isinstance(paths, (str, os.PathLike)) and str(paths):
         check_ranks_path(paths)
     return read_ranks(paths, read_file, executor)

@@ -62,14 +62,21 @@ def process_from_name(path: Path) -> str:
     return f", process {match[1]}" if match else ""
 
 
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""A folder, a pattern or a file; or several files."""
+
+Reasons = Mapping[Path, str]
+"""Files, each with why it is not read."""
+
+
 class FoundFiles(NamedTuple):
     """The files to read; the files and the folders whose traces are left out, each with the reason."""
 
     files: list[Path]
-    left_out: Mapping[Path, str] = MappingProxyType({})
+    left_out: Reasons = MappingProxyType({})
 
 
-def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> FoundFiles:
+def find_trace_files(paths: Paths) -> FoundFiles:
     """Return the files that ``paths`` selects, as `read_ranks` describes, and what is left out.
 
     Merged traces are left out unless there are no other files.

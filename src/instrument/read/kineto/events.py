@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from ..tables.autograd import OWN_NAME
 from ..tables.lanes import group_rows
-from ..tables.table import Array, Interner, Strings, TooLargeError
+from ..tables.table import Array, Interner, Strings, Tables, TooLargeError
 from ..tables.trace import ReadLosses
 from .event_args import LATEST_US, READERS, TraceEvent, names, values
 
@@ -25,9 +25,7 @@ _SEARCHED = 64  # open ranges that are searched for the name of an end
 _NAME = 60  # characters
 
 
-def close_ranges(
-    parts: Sequence[Mapping[str, Array]], tables: dict[str, dict[str, Array]], texts: list[str], lost: ReadLosses
-) -> None:
+def close_ranges(parts: Sequence[Mapping[str, Array]], tables: Tables, texts: list[str], lost: ReadLosses) -> None:
     """Set the durations of the ranges that have begun, in place, and drop those that do not end.
 
     Ranges of a thread nest: an end without a name, or with that of the innermost open range, ends that one. An end
@@ -95,7 +93,7 @@ def _say(lost: ReadLosses, lacks: str, names: Iterable[str]) -> None:
         lost.add(f"ranges with {lacks}: {which}", events=len(names))
 
 
-def _take_others(tables: dict[str, dict[str, Array]], threads: Array) -> None:
+def _take_others(tables: Tables, threads: Array) -> None:
     others, regions = tables.get("others"), tables.get("regions")
     if others is None or regions is None:
         return
@@ -223,7 +221,7 @@ class Collector:
                 self._sort(phase, category, part, [events[row] for row in rows.tolist()])
         return len(events)
 
-    def columns(self) -> dict[str, dict[str, Array]]:
+    def columns(self) -> Tables:
         """Return the columns of each table, and forget the events."""
         return {
             table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}

@@ -31,7 +31,7 @@ from ..tables.notes import (
     number_gpus,
     own_threads,
 )
-from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings, natural
+from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings, Tables, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .chunks import EventChunks, EventIndex
 from .events import Collector, close_ranges
@@ -57,11 +57,9 @@ _KINDS = {
     "__amd_rocclr_fillBuffer": MEMSET,
 }
 
-Columns = dict[str, dict[str, Array]]
-
 
 def sort_events(
-    columns: Columns, strings: Strings, threads: Sequence[Thread], processes: Mapping[Any, str]
+    columns: Tables, strings: Strings, threads: Sequence[Thread], processes: Mapping[Any, str]
 ) -> None:
     """Move events from the table of others to the tables that they belong to.
 
@@ -128,10 +126,7 @@ _OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
 
 
 def ranks_in(
-    columns: Mapping[str, Mapping[str, Array]],
-    threads: Sequence[Any],
-    processes: Mapping[Any, str],
-    strings: Iterable[str],
+    columns: Tables, threads: Sequence[Any], processes: Mapping[Any, str], strings: Iterable[str]
 ) -> dict[int, Array]:
     """Return the threads of each rank; empty if the file holds one process, or does not say.
 
@@ -150,9 +145,7 @@ def ranks_in(
     return {rank: np.flatnonzero(of == rank) for rank in sorted(set(ranks.values()))}
 
 
-def _labelled_processes(
-    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], processes: Mapping[Any, str]
-) -> dict[Any, int]:
+def _labelled_processes(columns: Tables, threads: Sequence[Any], processes: Mapping[Any, str]) -> dict[Any, int]:
     """Return the rank of each process that has the label of one; empty unless all that run have one."""
     labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
     used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
@@ -163,9 +156,7 @@ def _labelled_processes(
     return {process: numbers[label] for process, label in labels.items() if label in numbers}
 
 
-def _processes_with_steps(
-    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], strings: Iterable[str]
-) -> list[int]:
+def _processes_with_steps(columns: Tables, threads: Sequence[Any], strings: Iterable[str]) -> list[int]:
     """Return the processes without a label that marked steps, in ascending order; none beside work of a GPU."""
     if "regions" not in columns or "gpu" in columns:
         return []
@@ -175,7 +166,7 @@ def _processes_with_steps(
     return sorted(processes) if all(isinstance(process, int) for process in processes) else []
 
 
-def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
+def part_of(columns: Tables, own: Array, threads: int) -> Tables:
     """Return the rows of some threads, which are renumbered in their order."""
     numbers = np.full(threads, -1)
     numbers[own] = np.arange(len(own))
@@ -288,7 +279,7 @@ def _trace(
     about: Mapping[str, Any],
     lost: ReadLosses,
     look_up: EventIndex,
-    columns: dict[str, dict[str, Array]],
+    columns: Tables,
     threads: list[Thread],
     rank: int | None,
     world_size: int | None,

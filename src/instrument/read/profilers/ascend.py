@@ -21,7 +21,7 @@ from ..kineto.text import event_limit, json_object, text_limit
 from ..tables.links import assemble, link_coverage
 from ..tables.nest import NestedRanges
 from ..tables.steps import StepIndex
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Interner, Strings, TooLargeError, natural
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Interner, Strings, Tables, TooLargeError, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace
 
 HARDWARE = b"Ascend Hardware"
@@ -142,7 +142,7 @@ class _Reader:
         self._processes: dict[int | str, str] = {}
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
-    def columns(self) -> dict[str, dict[str, Array]]:
+    def columns(self) -> Tables:
         """Return the columns of each table."""
         for event in self._events:
             if event.ph == "M" and event.name in ("process_name", "thread_name"):

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ..tables.lanes import map_strings, map_unique, map_unique_pairs
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, join_parts
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, Tables, join_parts
 from ..tables.trace import Thread
 
 PROCESS_BIT = 48
@@ -93,7 +93,7 @@ class RocmColumns:
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def tables(self) -> dict[str, dict[str, Array]]:
+    def tables(self) -> Tables:
         """Return the columns of each table."""
         tables = {kind: join_parts(COLUMNS[kind] | _EXTRA, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")

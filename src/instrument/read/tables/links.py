@@ -22,7 +22,7 @@ from .kernel_names import add_names
 from .nest import NestedRanges, parents_in_tasks
 from .notes import about_ranks, metadata_of
 from .steps import main_threads
-from .table import COLUMNS, Array, Interner, Strings, Table, linked, table
+from .table import COLUMNS, Array, Interner, Strings, Table, Tables, linked, table
 from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
 
 # What torch appends to the name of an operator or a record_function: getNvtxStr in torch/csrc/profiler/util.cpp.
@@ -48,7 +48,7 @@ class _Range(NamedTuple):
     payload: str = ""
 
 
-def split_off_operators(columns: dict[str, dict[str, Array]], strings: Strings) -> None:
+def split_off_operators(columns: Tables, strings: Strings) -> None:
     """Move operators out of the regions, and shorten the names of regions that torch or pyprof wrote.
 
     Args:
@@ -199,7 +199,7 @@ _LINKS = ("launch", "operator", "region", "module", "step")
 def assemble(
     path: Path,
     format: str,
-    columns: dict[str, dict[str, Array]],
+    columns: Tables,
     strings: Strings,
     threads: list[Thread],
     *,
@@ -279,7 +279,7 @@ def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
 
 
-def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+def _split_off_steps(columns: Tables, texts: list[str]) -> None:
     """Move the steps out of the regions, or out of the operators in traces of 2021."""
     numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
     for kind, part in [(kind, columns[kind]) for kind in ("regions", "operators") if kind in columns]:
@@ -291,7 +291,7 @@ def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> 
             columns[kind] = {name: column[~step] for name, column in part.items()}
 
 
-def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+def _drop_fillers(columns: Tables, texts: list[str]) -> None:
     """Remove ranges that exist only for the GPU's lane and are not regions of the program."""
     part = columns.get("regions")
     if part is not None and OVERLAPPING in texts:

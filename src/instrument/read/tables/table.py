@@ -48,6 +48,9 @@ COLUMNS: dict[str, dict[str, _Column]] = {
 }
 """The columns of each table: their numpy type, and the value that stands for unknown."""
 
+Tables = dict[str, dict[str, Array]]
+"""The columns of tables, as a reader fills them."""
+
 TEXT = frozenset(name for columns in COLUMNS.values() for name, kind in columns.items() if kind == _TEXT)
 """Columns that hold numbers of strings; 0 is the empty string."""
 
