@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.read.kineto.gpu_lanes import CATEGORY, add_gpu_lanes
+from instrument.read.kineto.insert_events import CATEGORY, add_gpu_lanes
 from instrument.read.kineto.kineto import read_kineto
 from instrument.read.measures.summary import Summary, summarize
 from tests.support.net import Net

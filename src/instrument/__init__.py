@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .read.jobs.merge import MergedTrace, merge_traces
     from .read.jobs.ranks import TraceSet
     from .read.jobs.read import read_trace, read_traces
-    from .read.measures.projection import projection
+    from .read.measures.launches import projection
     from .read.memory.read import read_memory
     from .read.memory.snapshot import MemorySnapshot
     from .read.tables.trace import Trace, to_arrow
@@ -148,7 +148,7 @@ _HOMES = {
     "metrics": ".explain.metrics.metrics",
     "no_syncs": ".syncs.live",
     "profile": ".record.windows.api",
-    "projection": ".read.measures.projection",
+    "projection": ".read.measures.launches",
     "read_memory": ".read.memory.read",
     "read_trace": ".read.jobs.read",
     "read_traces": ".read.jobs.read",

@@ -16,8 +16,8 @@ import instrument
 from instrument.explain.diagnosis.diagnose import Diagnosis
 from instrument.explain.metrics.collectives import arrivals, arrivals_of
 from instrument.read.jobs.align import CollectiveSequence
-from instrument.read.jobs.rank_content import content_of, rank_content_reader, read_rank_content
 from instrument.read.jobs.ranks import TraceSet, read_ranks
+from instrument.read.jobs.read import content_of, rank_content_reader, read_rank_content
 from tests.support.shared_traces import shared
 
 from .made_loops import GEMM, MadeLoop

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.read.memory.reserved import free_pieces
 from instrument.read.memory.shortage import REASONS, FailedAllocation
+from instrument.read.memory.timeline import free_pieces
 
 from ..support.shared_traces import shared
 from .snapshots import block, event, segment, write

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from instrument.read.charts.lanes import Slices, Zoom, packed, stacked, zoom_levels
+from instrument.read.charts.timeline import Slices, Zoom, packed, stacked, zoom_levels
 
 
 def made(seed: int, count: int = 3000, rows: int = 3) -> Slices:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.read.charts.tree import JOINED, Tree, tree_of
+from instrument.read.charts.flame import JOINED, Tree, tree_of
 
 
 def made(parents: list[int], keys: list[int], values: list[int], most: int = 100) -> Tree:

@@ -12,8 +12,7 @@ from instrument.explain.metrics import metrics as metrics_module
 from instrument.explain.rules import trace_facts
 from instrument.explain.rules.trace_facts import TraceFacts
 from instrument.read.measures import summary
-from instrument.read.measures.step_lengths import StepLengths
-from instrument.read.measures.step_work import step_lengths
+from instrument.read.measures.step_lengths import StepLengths, step_lengths
 from instrument.read.tables.trace import Trace
 from instrument.read.tables.work_classes import Collectives
 from instrument.show.terminal.console import show

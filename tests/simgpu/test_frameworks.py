@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import instrument
-from instrument.read.kineto.gpu_lanes import gpu_lanes
+from instrument.read.kineto.insert_events import gpu_lanes
 from tests import simgpu
 from tests.simgpu.programs import ROOT, environment
 from tests.simgpu.ranks import Rank, run_command

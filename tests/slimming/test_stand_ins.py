@@ -13,8 +13,7 @@ import instrument
 from instrument import slim
 from instrument.explain.metrics.operator_work import MATRIX_UNITS
 from instrument.explain.slimming.names import StandIns
-from instrument.read.tables.kernel_families import family
-from instrument.read.tables.kernel_names import parse
+from instrument.read.tables.kernel_names import family, parse
 from instrument.read.tables.work_classes import communicates
 
 from .random_traces import RandomTrace

@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity
 import instrument
 from instrument.explain.metrics.metrics import metrics
 from instrument.read.kineto.kineto import read_kineto
-from instrument.read.measures.projection import projection
+from instrument.read.measures.launches import projection
 from instrument.read.measures.summary import Summary, merge, summarize
 from instrument.read.profilers.nsight import read_nsight
 from instrument.read.tables.autograd import engine_node_name

@@ -8,8 +8,7 @@ import pytest
 
 from instrument.explain.metrics.metrics import metrics_of
 from instrument.read.measures.launches import find_blocked_launches
-from instrument.read.measures.step_lengths import StepLengths
-from instrument.read.measures.step_work import step_lengths
+from instrument.read.measures.step_lengths import StepLengths, step_lengths
 from instrument.read.tables.trace import Trace
 from tests.support.loops import BASE_US, Loop
 

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from instrument.explain.metrics.metrics import metrics
-from instrument.read.kineto.gpu_lanes import CATEGORY, LaneSpan, add_gpu_lanes, gpu_lanes
+from instrument.read.kineto.insert_events import CATEGORY, LaneSpan, add_gpu_lanes, gpu_lanes
 from instrument.read.kineto.kineto import read_kineto
 from instrument.read.measures.summary import summarize
 from instrument.read.tables.trace import Trace

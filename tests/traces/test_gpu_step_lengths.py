@@ -11,8 +11,7 @@ import torch
 
 import instrument
 from instrument.read.kineto.kineto import read_kineto
-from instrument.read.measures.step_lengths import StepLengths
-from instrument.read.measures.step_work import step_lengths
+from instrument.read.measures.step_lengths import StepLengths, step_lengths
 
 pytestmark = pytest.mark.gpu
 

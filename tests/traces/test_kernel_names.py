@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from instrument.explain.metrics.metrics import metrics
 from instrument.read.jobs.read import read_trace
-from instrument.read.tables.kernel_families import FAMILIES, family
-from instrument.read.tables.kernel_names import parse, short_names
+from instrument.read.tables.kernel_names import FAMILIES, family, parse, short_names
 from tests.diagnosis.small_traces import kernel, memcpy, trace_of
 from tests.support.shared_traces import shared
 

@@ -15,7 +15,7 @@ import pytest
 
 from instrument.explain.metrics.metrics import metrics
 from instrument.read.kineto.kineto import read_kineto
-from instrument.read.measures.projection import projection
+from instrument.read.measures.launches import projection
 from instrument.read.measures.summary import summarize
 from instrument.read.tables.nest import NestedRanges
 from instrument.read.tables.steps import StepIndex

@@ -23,7 +23,7 @@ from instrument.base.errors import TraceError
 from instrument.explain.slimming.slim import slim
 from instrument.read.jobs import merge
 from instrument.read.jobs.merge import MergedTrace, merge_traces
-from instrument.read.kineto.gpu_lanes import add_gpu_lanes
+from instrument.read.kineto.insert_events import add_gpu_lanes
 from instrument.start.cli import app
 from tests.support import warm
 from tests.support.kineto_text import Event, dumps, events

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from instrument.base.errors import TraceError
-from instrument.read.profilers.ncu import MeasuredKernel, read_kernels
+from instrument.read.profilers.nsight import MeasuredKernel, read_kernels
 from instrument.show.terminal.console import show
 from instrument.show.terminal.kernels import measured_kernels
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from instrument.base.errors import TraceError
-from instrument.read.measures.projection import projection
+from instrument.read.measures.launches import projection
 from instrument.read.profilers.nsight import read_nsight
 from instrument.read.tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET
 from instrument.read.tables.trace import Coverage, Device, Thread, Trace
@@ -229,7 +229,7 @@ def test_projection_matches_its_definition(
     seed: int, pairs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The projection follows its definition, however many pairs are processed at once."""
-    monkeypatch.setattr("instrument.read.measures.projection._PAIRS", pairs)
+    monkeypatch.setattr("instrument.read.measures.launches._PAIRS", pairs)
     trace = read_nsight(random_database(seed).write(tmp_path / "made.sqlite"))
     regions, runtime, gpu = trace.regions, trace.runtime, trace.gpu
     found = projection(trace)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from instrument.base.errors import TraceError
-from instrument.read.measures.projection import projection
+from instrument.read.measures.launches import projection
 from instrument.read.profilers.nsight import read_nsight
 from instrument.read.tables.table import COLUMNS, Table
 from tests.traces import nsys_report

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from instrument.read.jobs.read import read_trace
-from instrument.read.measures.step_lengths import StepLengths, merge_step_lengths
-from instrument.read.measures.step_work import step_lengths
+from instrument.read.measures.step_lengths import StepLengths, merge_step_lengths, step_lengths
 from instrument.read.measures.summary import merge, summarize
 from instrument.read.tables.trace import Trace
 from tests.support.loops import BASE_US, LATENCY_US, Loop

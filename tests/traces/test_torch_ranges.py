@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from instrument.read.jobs.read import read_trace
 from instrument.read.profilers.nsight import read_nsight
+from instrument.read.tables.links import split_off_operators
 from instrument.read.tables.table import Strings
-from instrument.read.tables.torch_ranges import split_off_operators
 from instrument.read.tables.trace import Trace
 from tests.support.shared_traces import shared
 

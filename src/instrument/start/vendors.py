@@ -231,7 +231,7 @@ class Ncu(Vendor):
 
     def show(self, reports: Sequence[Path], console: Console) -> None:
         """Print a table of kernels by region, or the command that prints one."""
-        from ..read.profilers.ncu import read_kernels
+        from ..read.profilers.nsight import read_kernels
         from ..show.terminal.console import show
         from ..show.terminal.kernels import measured_kernels
 

@@ -15,8 +15,7 @@ from ...read.jobs.formats import IS_PICKLE
 from ...read.jobs.ranks import TraceSet, set_of
 from ...read.jobs.read import check_ranks_path, read_contents
 from ...read.jobs.trace_files import FoundFiles, find_trace_files, rank_from_name
-from ...read.memory.chosen_snapshot import chosen_snapshot
-from ...read.memory.read import is_snapshot, read_memory
+from ...read.memory.read import chosen_snapshot, is_snapshot, read_memory
 from ...read.memory.snapshot import MemorySnapshot
 from ...read.tables.links import assemble
 from ...read.tables.table import Strings

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ...read.jobs.rank_content import RankContent, content_of, rank_content_reader
 from ...read.jobs.ranks import TraceSet, read_ranks
-from ...read.jobs.read import read_file
+from ...read.jobs.read import RankContent, content_of, rank_content_reader, read_file
 from ...read.kineto.salvage import OTHER_TYPES
 from ...read.measures.region_steps import with_steps
 from ...read.tables.trace import ReadLosses, Trace

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ...read.measures.step_lengths import StepLengths
-from ...read.measures.step_work import step_lengths
+from ...read.measures.step_lengths import StepLengths, step_lengths
 from ...read.tables.steps import span
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace

@@ -1,9 +1,12 @@
-"""The flame graph: regions, modules and operators by nesting, with their CPU time and their GPU work."""
+"""The flame graph: regions, modules and operators by nesting, with their CPU time and their GPU work.
+
+`tree_of` merges rows with the same path into nodes, and joins the smallest; all sums stay exact.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,11 +18,128 @@ from ..tables.intervals import Intervals, covered_ns, merge_overlaps
 from ..tables.lanes import latest
 from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
 from ..tables.steps import main_thread, span
-from ..tables.table import Array, Table
+from ..tables.table import Array, Table, linked
 from ..tables.trace import MODULE as MODULE_NAME
 from ..tables.trace import MODULE_PREFIX, Trace
 from ..tables.work_classes import CLASSES, work_classes, work_names
-from .tree import Tree, packed_tree, tree_of
+
+JOINED = -1
+"""The key of a node that stands for several small ones."""
+
+
+class Tree(NamedTuple):
+    """The nodes of a tree; a node comes after the node above it, and siblings are in order of their first row.
+
+    The total of a node is its own value and the totals of the nodes below it.
+
+    Attributes:
+        parent: the node above, or -1.
+        key: the key of the rows; `JOINED` for a node that stands for several small siblings.
+        own: a row of values for each node, without those of the nodes below it.
+        counts: a row of counts for each node.
+        joined: how many siblings a node stands for; 0 for all but those with the key `JOINED`.
+    """
+
+    parent: Array
+    key: Array
+    own: Array
+    counts: Array
+    joined: Array
+
+
+def tree_of(parents: Array, keys: Array, values: Array, counts: Array, most: int) -> Tree:
+    """Return the tree of rows.
+
+    Args:
+        parents: for each row the row above it, or -1; without cycles.
+        keys: what distinguishes rows below the same node, as integers from 0.
+        values: a row of values for each row, as integers from 0, such as times. Nodes without any are left out.
+        counts: a row of counts for each row.
+        most: how many nodes are kept, those with the largest totals; below each, one node stands for all others.
+    """
+    nodes, parent, key = _merged(parents, keys)
+    own, number = (np.zeros((len(parent), each.shape[1]), np.int64) for each in (values, counts))
+    for sums, each in ((own, values), (number, counts)):
+        for column in range(each.shape[1]):
+            np.add.at(sums[:, column], nodes, each[:, column])
+    total = own.copy()
+    for level in reversed(list(_levels(parent))):
+        inner = level[parent[level] >= 0]
+        np.add.at(total, parent[inner], total[inner])
+    return _pruned(Tree(parent, key, own, number, np.zeros(len(parent), np.int64)), total, most)
+
+
+def _merged(parents: Array, keys: Array) -> tuple[Array, Array, Array]:
+    """Return the node of each row, and the parent and the key of each node."""
+    node_of = np.full(len(parents) + 1, -1)
+    parent, key, count, base = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0, int(keys.max(initial=0)) + 1
+    for rows in _levels(parents):
+        paths = (node_of[parents[rows]] + 1) * base + keys[rows]
+        distinct_paths, first, which = np.unique(paths, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        node_of[rows] = count + place[which.reshape(-1)]
+        parent.append(distinct_paths[order] // base - 1)
+        key.append(distinct_paths[order] % base)
+        count += len(distinct_paths)
+    return node_of[:-1], np.concatenate(parent), np.concatenate(key)
+
+
+def _levels(parents: Array) -> Iterator[Array]:
+    """Yield the rows of each depth, the outermost first."""
+    order = np.argsort(parents, kind="stable")
+    first = np.searchsorted(parents[order], np.arange(-1, len(parents) + 1))
+    rows = np.array([-1])
+    while len(rows):
+        begin, size = first[rows + 1], first[rows + 2] - first[rows + 1]
+        rows = order[np.repeat(begin - np.cumsum(size) + size, size) + np.arange(size.sum())]
+        if len(rows):
+            yield rows
+
+
+def _pruned(tree: Tree, total: Array, most: int) -> Tree:
+    """Return the tree of the largest nodes; below each of them, the others are joined into one."""
+    size = total.sum(axis=1)
+    largest = np.argsort(-size, kind="stable")[:most]  # a node above is never smaller, and comes first
+    kept = np.zeros(len(size) + 1, bool)
+    kept[largest] = size[largest] > 0
+    kept[-1] = True  # what is above the outermost nodes
+    left_out = np.flatnonzero(~kept[:-1] & kept[tree.parent] & (size > 0))
+    below, of = np.unique(tree.parent[left_out], return_inverse=True)
+    own, counts = (np.zeros((len(below), each.shape[1]), np.int64) for each in (tree.own, tree.counts))
+    np.add.at(own, of.reshape(-1), total[left_out])
+    np.add.at(counts, of.reshape(-1), tree.counts[left_out])
+    rows = np.flatnonzero(kept[:-1])
+    place = np.full(len(size) + 1, -1)
+    place[rows] = np.arange(len(rows))
+    return Tree(
+        np.concatenate((place[tree.parent[rows]], place[below])),
+        np.concatenate((tree.key[rows], np.full(len(below), JOINED))),
+        np.concatenate((tree.own[rows], own)),
+        np.concatenate((tree.counts[rows], counts)),
+        np.concatenate((tree.joined[rows], np.bincount(of.reshape(-1), minlength=len(below)))),
+    )
+
+
+def packed_tree(tree: Tree, base: int, names: dict[int, int]) -> dict[str, Any]:
+    """Return a tree as the script of the flame graph reads it.
+
+    Args:
+        tree: the tree. A key of it is a kind times ``base``, and a name.
+        base: more than any name.
+        names: the keys that the page has a text for, with their numbers; those of the tree are added.
+    """
+    keys = tree.key.tolist()
+    return {
+        "parent": tree.parent.tolist(),
+        "name": [-1 if key == JOINED else names.setdefault(key, len(names)) for key in keys],
+        "kind": [-1 if key == JOINED else key // base for key in keys],
+        "joined": {node: count for node, count in enumerate(tree.joined.tolist()) if count},
+        "values": tree.own.T.tolist(),
+        "counts": tree.counts.T.tolist(),
+    }
+
 
 REGION, MODULE, OPERATOR = range(3)
 """The values of `Ranges.kind`."""
@@ -71,17 +191,12 @@ def ranges_of(trace: Trace, times: Intervals) -> Ranges:
     ranges = Ranges(
         kind[order], np.concatenate(rows)[order], name[order], thread, start, end, NestedRanges(start, end, thread)
     )
-    if TASKS in trace.metadata:
-        _nest_in_tasks(ranges, trace.regions)
+    if TASKS in trace.metadata:  # a region is in the one around it in its task, unless in an operator or a module
+        parents = ranges.nest.parents
+        mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
+        around = ranges.places(REGION, trace.regions.parent[ranges.row[mine]])
+        parents[mine] = np.where(thread[around] == thread[mine], around, -1)
     return ranges
-
-
-def _nest_in_tasks(ranges: Ranges, regions: Table) -> None:
-    """Put each region into the region around it in its task, unless it is in an operator or a module."""
-    parents = ranges.nest.parents
-    mine = np.flatnonzero((ranges.kind == REGION) & ((parents < 0) | (ranges.kind[parents] == REGION)))
-    around = ranges.places(REGION, regions.parent[ranges.row[mine]])
-    parents[mine] = np.where(ranges.thread[around] == ranges.thread[mine], around, -1)
 
 
 def times_of_steps(trace: Trace) -> Intervals:
@@ -123,85 +238,6 @@ def own_ns(ranges: Ranges, times: Intervals, main: int) -> tuple[Array, int]:
 _BACKWARD = re.compile(r"(?<![a-z])backward(?![a-z])", re.IGNORECASE)
 _NODE = re.compile(r"(?:Backward\d*|AccumulateGrad)$")  # without the engine around it: torch before 1.9
 _SEARCHED = 2048  # characters of a name
-
-
-class BackwardRanges:
-    """The backward passes among ranges.
-
-    Args:
-        trace: the trace.
-        ranges: its ranges.
-
-    Attributes:
-        autograd: a mask of the autograd threads; the last element is for thread -1.
-        in_node: a mask of the nodes that autograd runs, and of the ranges inside them.
-    """
-
-    def __init__(self, trace: Trace, ranges: Ranges) -> None:
-        self._trace, self._ranges, self._above = trace, ranges, ranges.nest.parents
-        self.autograd = np.array([*(thread.autograd for thread in trace.threads), False])
-        operators = ranges.kind == OPERATOR
-        engine = operators & self._named(lambda name: engine_node_name(name) is not None)
-        alone = operators & self._named(lambda name: bool(_NODE.search(name[-_SEARCHED:])))
-        alone &= ~inside_rows(np.flatnonzero(engine), self._above)
-        self._node = engine | alone
-        self.in_node = inside_rows(np.flatnonzero(self._node), self._above)
-
-    @property
-    def mask(self) -> Array:
-        """The ranges on autograd threads, inside nodes of autograd, and inside regions named "backward"."""
-        regions = self._ranges.kind == REGION
-        named = regions & self._named(lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
-        inside = inside_rows(np.flatnonzero(named), self._above)
-        mask: Array = inside | self.in_node | self.autograd[self._ranges.thread]
-        return mask
-
-    @property
-    def parents(self) -> Array:
-        """The range above each range: the one around it on its thread.
-
-        For a node of autograd, it is the region or module of the operator that created the node, if the sequence
-        numbers of a single thread tell it.
-        """
-        nodes, made = self._nodes()
-        parents: Array = self._above.copy()
-        unknown = np.ones(len(nodes), bool)
-        for which, above in ancestor_levels(made, self._above):
-            found = unknown[which] & (self._ranges.kind[above] != OPERATOR)
-            parents[nodes[which[found]]] = above[found]
-            unknown[which[found]] = False
-        return parents
-
-    def _nodes(self) -> tuple[Array, Array]:
-        """Return the nodes that ran, and the operator that created each, or -1.
-
-        Operators that create no node have the sequence number of the next node, so that the last operator with
-        the number creates it.
-        """
-        ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
-        sequence = np.full(len(ranges.kind), -1)
-        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
-        nodes = np.flatnonzero(self._node & (sequence >= 0))
-        makers = np.flatnonzero((sequence >= 0) & ~self.in_node & ~self.autograd[ranges.thread])
-        numbers, of = np.unique(sequence[makers], return_inverse=True)
-        of = of.reshape(-1)
-        lowest, highest = np.full(len(numbers), len(self.autograd)), np.full(len(numbers), -1)
-        np.minimum.at(lowest, of, ranges.thread[makers])
-        np.maximum.at(highest, of, ranges.thread[makers])
-        one = np.flatnonzero(np.isin(sequence[nodes], numbers[lowest == highest]))  # numbers are per thread
-        wanted = np.searchsorted(numbers, sequence[nodes[one]])
-        last = latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes[one]])
-        made = np.full(len(nodes), -1)
-        made[one] = np.append(makers, -1)[last]
-        return nodes, made
-
-    def _named(self, condition: Callable[[str], bool]) -> Array:
-        """Return a mask of the ranges whose name meets a condition."""
-        strings = self._trace.strings
-        codes = np.unique(self._ranges.name)
-        meets = np.array([condition(strings[code]) for code in codes.tolist()], bool)
-        mask: Array = np.isin(self._ranges.name, codes[meets])
-        return mask
 
 
 _KINDS = ("region", "module", "operator", "thread", *CLASSES)
@@ -271,18 +307,60 @@ def flame_of(trace: Trace, gpu: Table, communication: Array, steps: int, each: s
 class _Rows:
     """The rows of the trees: a row for each thread, then the ranges, then the GPU work.
 
-    The key of a row is its kind times ``base``, and its name.
+    The key of a row is its kind times ``base``, and its name. Backward passes are on autograd threads, inside
+    nodes of autograd, and inside regions named "backward".
     """
 
     def __init__(self, trace: Trace, gpu: Table, communication: Array, ranges: Ranges) -> None:
         self._trace, self._gpu, self._communication, self._ranges = trace, gpu, communication, ranges
         self.main_thread = main_thread(trace)
-        backward = BackwardRanges(trace, ranges)
-        self._parents, self._backward = backward.parents, backward.mask
-        self._autograd, self._in_node = backward.autograd, backward.in_node
         self._threads = len(trace.threads) + 1
         self.base = max(len(trace.strings), self._threads)
         self._keys = ranges.kind * self.base + ranges.name
+        self._autograd = np.array([*(thread.autograd for thread in trace.threads), False])
+        above = ranges.nest.parents
+        engine = self._named(OPERATOR, lambda name: engine_node_name(name) is not None)
+        alone = self._named(OPERATOR, lambda name: bool(_NODE.search(name[-_SEARCHED:])))
+        node = engine | (alone & ~inside_rows(np.flatnonzero(engine), above))
+        self._in_node = inside_rows(np.flatnonzero(node), above)
+        named = self._named(REGION, lambda name: bool(_BACKWARD.search(name[:_SEARCHED])))
+        self._backward = inside_rows(np.flatnonzero(named), above) | self._in_node | self._autograd[ranges.thread]
+        self._parents = self._parents_of_nodes(node)
+
+    def _named(self, kind: int, condition: Callable[[str], bool]) -> Array:
+        """Return a mask of the ranges of a kind whose name meets a condition."""
+        codes = np.unique(self._ranges.name)
+        meets = np.array([condition(self._trace.strings[code]) for code in codes.tolist()], bool)
+        mask: Array = (self._ranges.kind == kind) & np.isin(self._ranges.name, codes[meets])
+        return mask
+
+    def _parents_of_nodes(self, node: Array) -> Array:
+        """Return the range above each range: the one around it on its thread.
+
+        For a node of autograd, it is the region or module of the operator that created the node, if the sequence
+        numbers of a single thread tell it. Operators that create no node have the sequence number of the next
+        node, so that the last operator with the number creates it.
+        """
+        ranges, operators = self._ranges, np.flatnonzero(self._ranges.kind == OPERATOR)
+        sequence = np.full(len(ranges.kind), -1)
+        sequence[operators] = self._trace.operators.sequence[ranges.row[operators]]
+        makers = np.flatnonzero((sequence >= 0) & ~self._in_node & ~self._autograd[ranges.thread])
+        numbers, of = np.unique(sequence[makers], return_inverse=True)
+        of = of.reshape(-1)
+        lowest, highest = np.full(len(numbers), self._threads), np.full(len(numbers), -1)
+        np.minimum.at(lowest, of, ranges.thread[makers])
+        np.maximum.at(highest, of, ranges.thread[makers])
+        # numbers are per thread
+        nodes = np.flatnonzero(node & (sequence >= 0) & np.isin(sequence, numbers[lowest == highest]))
+        wanted = np.searchsorted(numbers, sequence[nodes])
+        made = np.append(makers, -1)[latest(of, ranges.start_ns[makers], wanted, ranges.start_ns[nodes])]
+        parents: Array = ranges.nest.parents.copy()
+        unknown = np.ones(len(nodes), bool)
+        for which, above in ancestor_levels(made, ranges.nest.parents):
+            placed = unknown[which] & (ranges.kind[above] != OPERATOR)
+            parents[nodes[which[placed]]] = above[placed]
+            unknown[which[placed]] = False
+        return parents
 
     def cpu_tree(self, own: Array, outside_ns: int) -> Tree:
         """Return the tree of the CPU time; the roots are threads, the main thread first."""
@@ -323,7 +401,7 @@ class _Rows:
     def _launched_in(self) -> tuple[Array, Array]:
         """Return the range that launched each GPU work, or -1, and whether that was in a backward pass."""
         gpu, runtime, ranges = self._gpu, self._trace.runtime, self._ranges
-        thread, at = (np.append(column, -1)[gpu.launch] for column in (runtime.thread, runtime.start_ns))
+        thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch)
         above = np.where(gpu.launch >= 0, ranges.nest.innermost_at(at, thread), -1)
         for kind, rows in ((OPERATOR, gpu.operator), (MODULE, gpu.module), (REGION, gpu.region)):
             above = np.where(above >= 0, above, ranges.places(kind, rows))

@@ -1,23 +1,244 @@
-"""The timeline of a trace: its steps, and what the GPUs and the threads did meanwhile, by zoom level."""
+"""The timeline of a trace: its steps, and what the GPUs and the threads did meanwhile.
+
+Zoom levels reduce the slices, so that a page shows a million of them with little data.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from ...base.printable import shown_name
 from ...base.units import counted, duration
 from ..tables.intervals import merge_overlaps
-from ..tables.lanes import group_rows
-from ..tables.table import Array, Table
+from ..tables.lanes import distinct, group_rows
+from ..tables.table import Array, Table, linked
 from ..tables.trace import MODULE, MODULE_PREFIX, Trace
 from ..tables.work_classes import gpu_numbers, work_classes, work_names
-from .lanes import Slices, Zoom, packed, stacked, zoom_levels
+
+_CELLS = 2000  # of the coarsest level: about one for each pixel of a screen
+_CELL = 4  # resolutions: the slices of a merged one begin within this time
+_FINER = 4  # factor of the resolution from level to level
+
+
+class Slices(NamedTuple):
+    """Slices in rows; those of a row are in order of start and do not overlap.
+
+    Attributes:
+        row: the row of each slice, in ascending order.
+        start_ns: its start.
+        end_ns: its end, later than its start.
+        kind: the number of its class.
+    """
+
+    row: Array
+    start_ns: Array
+    end_ns: Array
+    kind: Array
+
+
+class Merged(NamedTuple):
+    """Runs of slices that a level shows as one.
+
+    Attributes:
+        row: the row of each run.
+        start_ns: the start of its first slice.
+        end_ns: the end of its last.
+        slices: its number of slices.
+        covered_ns: the sum of their lengths.
+        kind: the class with the largest part of this sum.
+    """
+
+    row: Array
+    start_ns: Array
+    end_ns: Array
+    slices: Array
+    covered_ns: Array
+    kind: Array
+
+
+class Level(NamedTuple):
+    """What a zoom level adds to those above it, whose single slices it shows as well.
+
+    Attributes:
+        resolution_ns: slices at least as long are shown one by one.
+        single: the numbers of the slices that this level is the first to show one by one.
+        merged: the others, which replace the merged slices of the level above.
+    """
+
+    resolution_ns: int
+    single: Array
+    merged: Merged
+
+    def __len__(self) -> int:
+        """Return the number of slices."""
+        return len(self.single) + len(self.merged.row)
+
+
+class Zoom(NamedTuple):
+    """Zoom levels, the coarsest first.
+
+    Attributes:
+        levels: the levels.
+        whole: how many of them cover the whole window; the others cover the detailed parts.
+        detailed: the parts of the window with more levels.
+    """
+
+    levels: list[Level]
+    whole: int
+    detailed: list[tuple[int, int]]
+
+
+def stacked(start_ns: Array, end_ns: Array) -> Array:
+    """Return a depth for each slice of a lane, so that those of one depth do not overlap.
+
+    Nested slices lie below those around them. If some overlap without being nested, each slice of the lane takes
+    the first depth that is free.
+
+    Args:
+        start_ns: the starts, ascending; of equal starts, the longest slice first.
+        end_ns: the ends, each later than its start.
+    """
+    depth = np.arange(len(start_ns)) - np.searchsorted(np.sort(end_ns), start_ns, "right")
+    order = np.lexsort((start_ns, depth))
+    one, next_ = order[:-1], order[1:]
+    if ((depth[one] == depth[next_]) & (start_ns[next_] < end_ns[one])).any():
+        return np.array(_first_free(start_ns.tolist(), end_ns.tolist()), np.int64)
+    return depth
+
+
+def _first_free(starts: list[int], ends: list[int]) -> list[int]:
+    taken: list[tuple[int, int]] = []  # heap of ends and depths
+    free: list[int] = []  # heap of depths
+    depths = []
+    for start, end in zip(starts, ends, strict=True):
+        while taken and taken[0][0] <= start:
+            heappush(free, heappop(taken)[1])
+        depths.append(heappop(free) if free else len(taken))
+        heappush(taken, (end, depths[-1]))
+    return depths
+
+
+def zoom_levels(slices: Slices, window: tuple[int, int], detailed: Sequence[tuple[int, int]], most: int) -> Zoom:
+    """Return the zoom levels of a timeline.
+
+    Args:
+        slices: all slices.
+        window: the time that the coarsest level shows.
+        detailed: parts of the window, none or disjoint, that get finer levels than the rest: half of ``most`` is
+            theirs, unless that is enough for all slices.
+        most: how many slices all levels may have together; at least a few for each row.
+    """
+    part = np.full(len(slices.row), -1, np.int8)
+    for number, (start, end) in enumerate(detailed):
+        part[(slices.start_ns >= start) & (slices.start_ns < end)] = number
+    halved = len(detailed) > 0 and 2 * len(slices.row) > most
+    levels: list[Level] = []
+    left = _add_levels(levels, slices, part, np.arange(len(slices.row)), window, most // 2 if halved else most)
+    whole = len(levels)
+    if halved:
+        _add_levels(levels, slices, part, left[part[left] >= 0], window, most)
+    return Zoom(levels, whole, list(detailed) if len(levels) > whole else [])
+
+
+def _add_levels(
+    levels: list[Level], slices: Slices, part: Array, left: Array, window: tuple[int, int], most: int
+) -> Array:
+    """Add levels of the slices ``left`` as long as all levels together have at most ``most`` slices.
+
+    Returns:
+        The slices that no level shows one by one.
+    """
+    span = window[1] - window[0]
+    resolution = levels[-1].resolution_ns // _FINER if levels else max(span // _CELLS, 1)
+    used = sum(map(len, levels))
+    while len(left):
+        level, rest = _level(slices, part, left, resolution, window[0])
+        if used + len(level) > most:
+            if levels or resolution > span:
+                break
+            resolution *= _FINER
+            continue
+        levels.append(level)
+        left, used, resolution = rest, used + len(level), resolution // _FINER
+    return left
+
+
+def _level(slices: Slices, part: Array, left: Array, resolution: int, low: int) -> tuple[Level, Array]:
+    """Return a level, and which of the slices that were left it merges."""
+    short = (slices.end_ns[left] - slices.start_ns[left]) < resolution
+    some = left[short]
+    row, start, end = slices.row[some], slices.start_ns[some], slices.end_ns[some]
+    new = np.zeros(len(some), bool)
+    new[:1] = True
+    # A run also ends at a slice that is shown by itself: the numbers of its neighbors are not adjacent.
+    for key in (some - np.arange(len(some)), row, (start - low) // max(_CELL * resolution, 1), part[some]):
+        new[1:] |= key[1:] != key[:-1]
+    first = np.flatnonzero(new)
+    counts = np.diff(first, append=len(some))
+    alone = np.repeat(counts == 1, counts)
+    several = counts > 1
+    begin, last = first[several], (first + counts - 1)[several]
+    covered, kind = _covered(end - start, slices.kind[some], first, several)
+    merged = Merged(row[begin], start[begin], end[last], counts[several], covered, kind)
+    single = np.sort(np.concatenate((left[~short], some[alone])))
+    return Level(resolution, single, merged), some[~alone]
+
+
+def _covered(length: Array, kind: Array, first: Array, several: Array) -> tuple[Array, Array]:
+    """Return the sum of the lengths of each run of several slices, and the class with most of it."""
+    most, of, total = (np.zeros(int(several.sum()), np.int64) for _ in range(3))
+    for each in np.unique(kind).tolist():
+        covered = np.add.reduceat(np.where(kind == each, length, 0), first)[several]
+        of[covered > most] = each
+        most, total = np.maximum(most, covered), total + covered
+    return total, of
+
+
+def packed(slices: Slices, zoom: Zoom, low_ns: int, **columns: Array) -> list[dict[str, Any]]:
+    """Return the levels as columns of small integers, which compress well.
+
+    A level has the number of slices of each row (``rows``) and, one after the other, their gap since the end of
+    the slice before them (of the first in a row, since ``low_ns``) and their length; of single slices also
+    ``columns``, of merged ones the rest of `Merged`. The columns are JSON, since lists take ten times the memory.
+
+    Args:
+        slices: all slices.
+        zoom: the levels.
+        low_ns: the time that the page counts from.
+        **columns: more columns of `slices`.
+    """
+    rows = int(slices.row.max(initial=-1)) + 1
+
+    def level_of(resolution: int, single: Array, merged: Merged) -> dict[str, Any]:
+        own = slices.row[single], slices.start_ns[single], slices.end_ns[single]
+        added = {name: column[single] for name, column in columns.items()}
+        counts = {"slices": merged.slices, "covered": merged.covered_ns, "kind": merged.kind}
+        return {
+            "resolution_ns": resolution,
+            "single": _as_json(_times(*own, rows, low_ns) | added),
+            "merged": _as_json(_times(merged.row, merged.start_ns, merged.end_ns, rows, low_ns) | counts),
+        }
+
+    return [level_of(*level) for level in zoom.levels]
+
+
+def _times(row: Array, start: Array, end: Array, rows: int, low: int) -> dict[str, Array]:
+    before = np.full(len(row), low)
+    before[1:] = np.where(row[1:] == row[:-1], end[:-1], low)
+    return {"rows": np.bincount(row, minlength=rows), "gap": start - before, "length": end - start}
+
+
+def _as_json(columns: dict[str, Array]) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(column.tolist())) for name, column in columns.items()}
+
 
 CLASSES = (
     "compute", "communication", "copies", "input", "synchronization", "overhead", "latency", "other",
@@ -88,28 +309,14 @@ class TimelineSource(NamedTuple):
     causes: Mapping[str, str] = MappingProxyType({})
 
 
-class Lanes(NamedTuple):
-    """The lanes of a timeline.
-
-    Attributes:
-        streams: those of streams, by GPU.
-        threads: those of threads, the most used thread first.
-        notes: sentences on what is left out.
-    """
-
-    streams: list[Lane]
-    threads: list[Lane]
-    notes: list[str]
-
-
-def lanes_of(source: TimelineSource) -> Lanes:
-    """Return the lanes of streams and threads."""
+def lanes_of(source: TimelineSource) -> tuple[list[Lane], list[Lane], list[str]]:
+    """Return the lanes of streams, by GPU, and of threads, the most used first, and notes on what is left out."""
     streams, no_streams = _stream_lanes(source)
     threads, no_threads = _thread_lanes(source)
     deep = sum(int((lane.depth >= _MOST_DEPTH).sum()) for lane in streams + threads)
     too_deep = [f"Not shown: {counted(deep, 'slice')} nested deeper than {_MOST_DEPTH} levels."] if deep else []
     streams, threads = ([lane.where(lane.depth < _MOST_DEPTH) for lane in lanes] for lanes in (streams, threads))
-    return Lanes(streams, threads, no_streams + no_threads + too_deep)
+    return streams, threads, no_streams + no_threads + too_deep
 
 
 def _stream_lanes(source: TimelineSource) -> tuple[list[Lane], list[str]]:
@@ -173,18 +380,6 @@ def _lane(group: str, title: str, events: Table, rows: Array, name: Array, kind:
     return Lane(group, title, start, end, name, kind.astype(np.int8), work.astype(np.int32), stacked(start, end))
 
 
-def distinct(*columns: Array) -> tuple[Array, Array]:
-    """Return a row with each combination of values, in ascending order, and the place of each row's combination.
-
-    `numpy.unique` with an axis compares whole rows, which takes ten times as long.
-    """
-    place = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        values, of_value = np.unique(column, return_inverse=True)
-        place = np.unique(place * len(values) + of_value, return_inverse=True)[1]
-    return np.unique(place, return_index=True)[1], place
-
-
 def _inside(events: Table, window: tuple[int, int]) -> Array:
     """Return the rows of the events that take time in the window."""
     duration, start = events.duration_ns, events.start_ns
@@ -205,41 +400,41 @@ def _thread_titles(trace: Trace, used: Collection[int]) -> dict[int, str]:
     return titles
 
 
-class TimelineTexts:
-    """The texts of the slices that are shown one by one.
+def _texts(
+    source: TimelineSource, name: Array, work: Array, used: Array
+) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the texts of the slices that are shown one by one, and two columns of all slices.
+
+    The texts are ``texts``, of which the first is empty; ``launches``, what launched GPU work, and its own name
+    (``work``), as places in ``texts``; and ``causes``, for each cause of idle time in ``texts``, its place there
+    and a sentence that explains it. The columns are ``name``, a place in ``texts`` and 0 if it is not needed, and
+    ``about``, a place in the columns of ``launches`` and 0 for none.
 
     Args:
         source: what the timeline is made of.
         name: the name of each slice, as in `Lane`.
         work: its GPU work, as in `Lane`.
         used: the slices whose texts are needed.
-
-    Attributes:
-        texts: the texts; the first is empty.
-        name: the place of each slice's name in ``texts``; 0 if it is not needed.
-        about: the place of each slice's launch in the columns of ``launches``; 0 for none.
-        launches: what launched GPU work, and its own name (``work``), as places in ``texts``.
-        causes: for each cause of idle time in ``texts``, its place there and a sentence that explains it.
     """
-
-    def __init__(self, source: TimelineSource, name: Array, work: Array, used: Array) -> None:
-        rows, of_row = np.unique(work[used], return_inverse=True)
-        columns = {key: column[rows] for key, column in _launches(source).items()}
-        columns = {key: np.append(0, column) for key, column in columns.items()}
-        numbers = np.unique(np.concatenate((name[used], *columns.values())))
-        places = {key: np.searchsorted(numbers, column) for key, column in columns.items()}
-        first, place = distinct(*places.values())
-        self.launches = {key: column[first].tolist() for key, column in places.items()}
-        self.name, self.about = np.zeros(len(name), np.int64), np.zeros(len(name), np.int64)
-        self.name[used] = np.searchsorted(numbers, name[used])
-        self.about[used] = place[1:][of_row]
-        self.texts = [text_of(source, number) for number in numbers.tolist()]
-        strings, sentences = len(source.trace.strings), list(source.causes.values())
-        self.causes = [
+    rows, of_row = np.unique(work[used], return_inverse=True)
+    columns = {key: np.append(0, column[rows]) for key, column in _launches(source).items()}
+    numbers = np.unique(np.concatenate((name[used], *columns.values())))
+    places = {key: np.searchsorted(numbers, column) for key, column in columns.items()}
+    first, place = distinct(*places.values())
+    of_slices = {"name": np.zeros(len(name), np.int64), "about": np.zeros(len(name), np.int64)}
+    of_slices["name"][used] = np.searchsorted(numbers, name[used])
+    of_slices["about"][used] = place[1:][of_row]
+    strings, sentences = len(source.trace.strings), list(source.causes.values())
+    texts = {
+        "texts": [text_of(source, number) for number in numbers.tolist()],
+        "launches": {key: column[first].tolist() for key, column in places.items()},
+        "causes": [
             (place, sentences[number - strings])
             for place, number in enumerate(numbers.tolist())
             if number >= strings
-        ]
+        ],
+    }
+    return texts, of_slices
 
 
 def text_of(source: TimelineSource, number: int) -> str:
@@ -253,17 +448,14 @@ def text_of(source: TimelineSource, number: int) -> str:
 def _launches(source: TimelineSource) -> dict[str, Array]:
     """Return for each row of `TimelineSource.gpu`, and then for none, the numbers of the names of its launch."""
     gpu, trace = source.gpu, source.trace
-
-    def names(events: Table, rows: Array) -> Array:
-        return np.append(np.append(events.name, 0)[rows], 0)
-
-    return {
-        "work": np.append(work_names(gpu), 0),
-        "call": names(trace.runtime, gpu.launch),
-        "operator": names(trace.operators, gpu.operator),
-        "region": names(trace.regions, gpu.region),
-        "module": names(trace.frames, gpu.module),
+    names = {
+        "work": work_names(gpu),
+        "call": linked(trace.runtime.name, gpu.launch, 0),
+        "operator": linked(trace.operators.name, gpu.operator, 0),
+        "region": linked(trace.regions.name, gpu.region, 0),
+        "module": linked(trace.frames.name, gpu.module, 0),
     }
+    return {key: np.append(codes, 0) for key, codes in names.items()}
 
 
 _MOST_SLICES = 200_000
@@ -274,7 +466,7 @@ _LONGEST = 5  # of each lane
 def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str]) -> dict[str, Any] | None:
     """Return the section of a page; None without lanes.
 
-    Times are in ns from the origin. The levels are those of `lanes.packed`. The ``name`` of a slice is its
+    Times are in ns from the origin. The levels are those of `packed`. The ``name`` of a slice is its
     place in ``texts`` times the number of classes, plus its place in ``classes``; its ``about`` is a place in the
     columns of ``launches``. The parts of the steps and the gaps of the GPUs are left empty.
 
@@ -292,8 +484,9 @@ def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str])
     slices, name, work = _joined(lanes)
     zoom = zoom_levels(slices, window, _spans(source, rows[detailed]), _MOST_SLICES)
     single = np.concatenate([level.single for level in zoom.levels])
-    texts = TimelineTexts(source, name, work, single)
-    levels = packed(slices, zoom, low, name=texts.name * len(CLASSES) + slices.kind, about=texts.about)
+    texts, of_slices = _texts(source, name, work, single)
+    of_slices["name"] = of_slices["name"] * len(CLASSES) + slices.kind
+    times = steps.number, steps.start_ns - low, steps.duration_ns
     return {
         "id": "timeline",
         "type": "timeline",
@@ -301,14 +494,15 @@ def timeline_of(source: TimelineSource, lanes: list[Lane], notes: Sequence[str])
         "start_ns": window[0] - low,
         "end_ns": window[1] - low,
         "classes": CLASSES,
-        "groups": _groups(lanes),
+        "groups": [
+            {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
+            for title, group in groupby(lanes, key=lambda lane: lane.group)
+        ],
         "whole": zoom.whole,
         "detailed": [[start - low, end - low] for start, end in zoom.detailed],
-        "levels": levels,
-        "texts": texts.texts,
-        "launches": texts.launches,
-        "causes": texts.causes,
-        "steps": _step_rows(steps, low),
+        "levels": packed(slices, zoom, low, **of_slices),
+        **texts,
+        "steps": [[*row, *[None] * 4] for row in zip(*(column.tolist() for column in times), strict=True)],
         "gaps": [],
         "longest": [row for lane in lanes for row in _longest_rows(source, lane)],
         "notes": [*_hidden(zoom, steps.number[detailed].tolist()), *notes],
@@ -323,14 +517,6 @@ def _joined(lanes: list[Lane]) -> tuple[Slices, Array, Array]:
     joined = (np.concatenate(columns)[order] for columns in zip(*(lane.columns for lane in lanes), strict=True))
     start, end, name, kind, work, _ = joined
     return Slices(row[order], start, end, kind), name, work
-
-
-def _groups(lanes: list[Lane]) -> list[dict[str, Any]]:
-    """Return the groups with their lanes, each with its number of rows."""
-    return [
-        {"title": title, "lanes": [[lane.title, lane.rows] for lane in group]}
-        for title, group in groupby(lanes, key=lambda lane: lane.group)
-    ]
 
 
 def rows_of_steps(trace: Trace) -> Array:
@@ -357,12 +543,6 @@ def _spans(source: TimelineSource, rows: Array) -> list[tuple[int, int]]:
         spans.append((int(steps.start_ns[row]), done))
     starts, ends = np.array(spans, np.int64).reshape(-1, 2).T
     return [*zip(*(side.tolist() for side in merge_overlaps(starts, ends)), strict=True)]
-
-
-def _step_rows(steps: Table, low: int) -> list[list[int | None]]:
-    """Return the number, start and length of each step, and None for each part of it."""
-    times = (steps.number, steps.start_ns - low, steps.duration_ns)
-    return [[*row, *[None] * 4] for row in zip(*(column.tolist() for column in times), strict=True)]
 
 
 def _longest_rows(source: TimelineSource, lane: Lane) -> list[list[Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 from ...base.trace_marks import MACHINE
 from ..tables.lanes import group_rows
 from ..tables.notes import process_groups
-from ..tables.table import KERNEL, Array
+from ..tables.table import KERNEL, Array, linked
 from ..tables.trace import Trace
 
 _NAME = re.compile("nccl|rccl", re.IGNORECASE)
@@ -85,12 +85,12 @@ def align(
         first = waiting.pop(0)
         clocks[first] = _by_epoch(traces[first], traces[lowest], lowest)
         reached = [first]
-        for known in reached:
-            for rank in [rank for rank in waiting if sequences[rank]] if sequences[known] else ():
-                found = _compare(sequences[known], sequences[rank])
-                if found is not None:
-                    offset, spread, count = found
-                    clocks[rank] = Clock(clocks[known].offset_ns + offset, "collectives", known, count, spread)
+        for near in reached:
+            for rank in [rank for rank in waiting if sequences[rank]] if sequences[near] else ():
+                comparison = _compare(sequences[near], sequences[rank])
+                if comparison is not None:
+                    offset, spread, count = comparison
+                    clocks[rank] = Clock(clocks[near].offset_ns + offset, "collectives", near, count, spread)
                     waiting.remove(rank)
                     reached.append(rank)
     return {rank: clocks[rank] for rank in sorted(clocks)}
@@ -138,7 +138,11 @@ class CollectiveSequence:
     duration_ns: Array
 
 
-def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], CollectiveSequence]:
+CollectiveSequences = dict[tuple[str, str], CollectiveSequence]
+"""By process group: its name and the ranks that are its members."""
+
+
+def collective_sequences(trace: Trace, mask: Array) -> CollectiveSequences:
     """Return the collectives of one rank by process group: its name and the ranks that are its members.
 
     Args:
@@ -149,7 +153,7 @@ def collective_sequences(trace: Trace, mask: Array) -> dict[tuple[str, str], Col
     name = np.where(rows.collective > 0, rows.collective, rows.name)
     used, inverse = np.unique(name, return_inverse=True)
     name = np.array([name_hash(trace.strings[code]) for code in used], np.int64)[inverse]
-    step = np.where(rows.step >= 0, trace.steps.number[rows.step], -1) if trace.steps else rows.step
+    step = linked(trace.steps.number, rows.step)
     # The ranks of each process group: several groups may have the same name.
     members = {str(group.get("pg_name")): str(group.get("ranks")) for group in process_groups(trace.metadata)}
     # Each process group has its own stream; groups without names are matched in order of their streams.
@@ -172,13 +176,13 @@ def name_hash(name: str) -> int:
     return zlib.crc32(name.encode(errors="replace"))
 
 
-def _compare(
-    one: dict[tuple[str, str], CollectiveSequence], other: dict[tuple[str, str], CollectiveSequence]
-) -> tuple[int, int, int] | None:
+def _compare(one: CollectiveSequences, other: CollectiveSequences) -> tuple[int, int, int] | None:
     """Return the offset, its spread and the number of collectives of the most certain group and shift."""
     best = None
     for group in sorted(one.keys() & other.keys()):
-        for shift, apart in _differences(one[group], other[group]):
+        for shift, own, others in _pairs(one[group], other[group]):
+            same = one[group].name[own] == other[group].name[others]
+            apart = one[group].end_ns[own[same]] - other[group].end_ns[others[same]]
             if not len(apart) or (shift and len(apart) < _MIN_PAIRS):
                 continue
             offset = _median(apart)
@@ -190,18 +194,18 @@ def _compare(
     return best and best[1]
 
 
-def _differences(one: CollectiveSequence, other: CollectiveSequence) -> Iterator[tuple[int, Array]]:
-    """Yield each shift of the second sequence, and how much earlier each of its collectives ended."""
+def _pairs(one: CollectiveSequence, other: CollectiveSequence) -> Iterator[tuple[int, Array, Array]]:
+    """Yield each shift of the second sequence, and the collectives of both that are then at the same place."""
     if (one.step >= 0).any() and (other.step >= 0).any():
-        _, selected, other_selected = np.intersect1d(
+        _, own, others = np.intersect1d(
             places(one.step), places(other.step), assume_unique=True, return_indices=True
         )
-        selected, other_selected = selected[one.step[selected] >= 0], other_selected[one.step[selected] >= 0]
-        yield 0, _end_differences(one, selected, other, other_selected)
+        stepped = one.step[own] >= 0
+        yield 0, own[stepped], others[stepped]
         return
     for shift in _SHIFTS:
-        selected = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
-        yield shift, _end_differences(one, selected, other, selected - shift)
+        own = np.arange(max(0, shift), max(0, min(len(one.step), len(other.step) + shift)))
+        yield shift, own, own - shift
 
 
 def places(step: Array) -> Array:
@@ -211,14 +215,6 @@ def places(step: Array) -> Array:
     places = np.empty(len(step), np.int64)
     places[order] = (ranked << 32) + np.arange(len(step)) - np.searchsorted(ranked, ranked)
     return places
-
-
-def _end_differences(
-    one: CollectiveSequence, selected: Array, other: CollectiveSequence, other_selected: Array
-) -> Array:
-    same = one.name[selected] == other.name[other_selected]
-    apart: Array = one.end_ns[selected[same]] - other.end_ns[other_selected[same]]
-    return apart
 
 
 def _median(values: Array) -> int:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import msgspec
 import numpy as np
@@ -25,10 +25,9 @@ from ..tables.notes import add_losses, lanes_of, note_losses, note_of
 from ..tables.table import Interner
 from ..tables.trace import ReadLosses, Trace
 from .align import Clock, align
-from .rank_content import RankContent, content_of
 from .ranks import TraceSet, read_ranks
-from .read import check_ranks_path, read_file
-from .trace_files import MERGED_MARK, find_trace_files, rank_from_name
+from .read import RankContent, check_ranks_path, content_of, read_file
+from .trace_files import MERGED_MARK, Paths, find_trace_files, rank_from_name
 
 # The args that link an event to another one.
 _IDS = re.compile(
@@ -171,8 +170,9 @@ class RankEvents:
     def _process_names(self) -> Iterator[dict[str, Any]]:
         """Yield the names of the processes, in the order in which the file alone is shown."""
         about = {process: self._about.get(process, {}) for process in self.processes}
-        order = sorted(about, key=lambda process: _sort_index(about[process]))
-        for place, process in enumerate(order):
+        indexes = {process: of.get("sort_index") for process, of in about.items()}
+        order = {each: index if isinstance(index, (int, float)) else 0 for each, index in indexes.items()}
+        for place, process in enumerate(sorted(order, key=order.__getitem__)):
             labels, name = about[process].get("labels"), about[process].get("name")
             shown = name if name and labels in (None, "CPU") else labels
             number = self._first + self.processes[process]
@@ -184,11 +184,6 @@ class RankEvents:
 
 def _process(event: _Event) -> bytes:
     return bytes(event.get("pid", b'""'))
-
-
-def _sort_index(about: dict[str, Any]) -> float:
-    index = about.get("sort_index", 0)
-    return index if isinstance(index, (int, float)) else 0
 
 
 def _microseconds(raw: Raw) -> Decimal:
@@ -207,7 +202,6 @@ def _is_within(event: _Event, begin_ns: int, end_ns: int) -> bool:
 StrPath = str | os.PathLike[str]
 
 _FIRST_PROCESS = 1000  # larger than any number of a GPU: some events have the process in its place
-_BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -275,39 +269,38 @@ def merge_traces(
         raise ValueError('"ranks" must hold at least one rank: it is empty')
     if steps is not None and not 0 <= steps[0] <= steps[1]:
         raise ValueError(f'"steps" must be the first and the last step, such as (10, 12): {steps!r}')
-    found = _read(paths, chosen, steps, skip_unreadable=skip_unreadable)
-    files = {rank: file for rank, file in found.items() if isinstance(file, RankFile)}
+    traces = _read(paths, chosen, steps, skip_unreadable=skip_unreadable)
+    files = {rank: file for rank, file in traces.items() if isinstance(file, RankFile)}
     if chosen is not None:
         files = {rank: file for rank, file in files.items() if rank in chosen}
     _check_steps(files, steps)
-    target = _default_out([file.path for file in files.values()]) if out is None else Path(out)
+    if out is None:
+        folder = Path(os.path.commonpath([file.path.absolute().parent for file in files.values()]))
+        target = folder.with_name(f"{folder.name}.merged.json.gz")
+    else:
+        target = Path(out)
     for file in files.values():
         check_out(file.path, target)
     clocks = align(files)
     with part_file(target) as part, writing(target.parent):
-        merging = _Merging(files, clocks)
         with open_copy(part, packed=target.suffix == ".gz") as output:
-            output.writelines(_in_blocks(merging.texts()))
+            events = _write(output, files, clocks)
         part.replace(target)
     return MergedTrace(
         target,
         target.stat().st_size,
-        merging.events,
+        events,
         clocks,
         {rank: file.path for rank, file in files.items()},
-        tuple(found.missing) if chosen is None else (),
-        found.failed,
-        found.left_out,
+        tuple(traces.missing) if chosen is None else (),
+        traces.failed,
+        traces.left_out,
         {rank: file.lost for rank, file in files.items() if file.lost},
     )
 
 
 def _read(
-    paths: StrPath | Iterable[StrPath],
-    chosen: frozenset[int] | None,
-    steps: tuple[int, int] | None,
-    *,
-    skip_unreadable: bool,
+    paths: Paths, chosen: frozenset[int] | None, steps: tuple[int, int] | None, *, skip_unreadable: bool
 ) -> TraceSet:
     """Read the files of the chosen ranks, one after the other in each process; keep little of each.
 
@@ -320,27 +313,29 @@ def _read(
         if not Path(paths).is_file():
             check_ranks_path(paths)
     files, left_out = find_trace_files(paths)
-    found = _read_chosen(files, chosen, partial(read_rank_file, steps=steps))
-    found.left_out |= left_out
+    traces = _read_chosen(files, chosen, partial(read_rank_file, steps=steps))
+    traces.left_out |= left_out
     if chosen is not None:
-        found.failed = {path: why for path, why in found.failed.items() if rank_from_name(path) in {None, *chosen}}
-    if found.failed and not skip_unreadable:
-        path, reason = next(iter(found.failed.items()))
-        others = "".join(f"; {other}: {why}" for other, why in list(found.failed.items())[1:])
+        traces.failed = {
+            path: why for path, why in traces.failed.items() if rank_from_name(path) in {None, *chosen}
+        }
+    if traces.failed and not skip_unreadable:
+        path, reason = next(iter(traces.failed.items()))
+        others = "".join(f"; {other}: {why}" for other, why in list(traces.failed.items())[1:])
         raise TraceError(path, f"{reason}{others}; skip_unreadable=True merges the other ranks")
-    if unknown := (chosen or frozenset()) - found.keys() - set(map(rank_from_name, found.failed)):
-        known = ", ".join(map(str, found))
-        raise ValueError(f'"ranks" must be among those with a trace, {known}: {sorted(unknown, key=str)}')
-    return found
+    if unknown := (chosen or frozenset()) - traces.keys() - set(map(rank_from_name, traces.failed)):
+        with_trace = ", ".join(map(str, traces))
+        raise ValueError(f'"ranks" must be among those with a trace, {with_trace}: {sorted(unknown, key=str)}')
+    return traces
 
 
 def _read_chosen(files: list[Path], chosen: frozenset[int] | None, read: Callable[[Path], RankFile]) -> TraceSet:
     """Read the files that may be of chosen ranks by their names, or all if the ranks in the files are others."""
     named = {path: rank_from_name(path) for path in files}
     if chosen is not None and chosen <= set(named.values()):
-        found = read_ranks([path for path, rank in named.items() if rank in {None, *chosen}], read)
-        if chosen <= found.keys() or found.failed:
-            return found
+        traces = read_ranks([path for path, rank in named.items() if rank in {None, *chosen}], read)
+        if chosen <= traces.keys() or traces.failed:
+            return traces
     return read_ranks(files, read)
 
 
@@ -362,64 +357,31 @@ def _check_steps(files: Mapping[int, RankFile], steps: tuple[int, int] | None) -
         raise ValueError(f'"paths" must be of one window, with steps that all ranks have: {each}')
 
 
-def _default_out(files: list[Path]) -> Path:
-    folder = Path(os.path.commonpath([path.absolute().parent for path in files]))
-    return folder.with_name(f"{folder.name}.merged.json.gz")
-
-
-@dataclass
-class _Merging:
-    """Writes a merged trace.
-
-    Attributes:
-        files: the files by rank.
-        clocks: the clocks by rank.
-        events: the number of events that were written.
-    """
-
-    files: Mapping[int, RankFile]
-    clocks: Mapping[int, Clock]
-    events: int = 0
-
-    def texts(self) -> Iterator[bytes]:
-        """Yield the JSON, rank by rank; each file is read again."""
-        lowest = self.files[min(self.files)]
-        about: dict[str, Any] = {"schemaVersion": 1, MERGED_MARK: True, "displayTimeUnit": "ms"}
-        if lowest.epoch_ns:
-            about["baseTimeNanoseconds"] = lowest.epoch_ns
-        yield msgspec.json.encode(about)[:-1] + b',"traceEvents":['
-        process, separator, digits = _FIRST_PROCESS, b"\n", len(str(max(self.files)))
-        notes: dict[str, dict[str, Any]] = {}
-        lanes: list[list[Any]] = []
-        for rank, file in self.files.items():
-            offset_ns = self.clocks[rank].offset_ns
-            events = RankEvents(rank, file, offset_ns, first_process=process, digits=digits)
-            for event in events:
-                yield separator + event
-                separator = b",\n"
-            process += len(events.processes)
-            self.events += events.events
-            lanes += events.lanes()
-            notes[str(rank)] = {
-                "file": file.path.name,
-                "clock": asdict(self.clocks[rank]),
-                "processes": {str(new): before for new, before in events.process_ids().items()},
-                "metadata": file.metadata,
-            }
-        lost = ReadLosses()
-        for file in self.files.values():
-            add_losses({"lost": note_losses(file.lost)}, lost)
-        note = {"ranks": notes, "lanes": lanes} | ({"lost": note_losses(lost)} if lost else {})
-        yield b"\n]," + msgspec.json.encode({MERGE: note})[1:] + b"\n"
-
-
-def _in_blocks(texts: Iterable[bytes]) -> Iterator[bytes]:
-    """Join short texts: gzip takes a call for each."""
-    held, size = [], 0
-    for text in texts:
-        held.append(text)
-        size += len(text)
-        if size >= _BLOCK:
-            yield b"".join(held)
-            held, size = [], 0
-    yield b"".join(held)
+def _write(output: IO[bytes], files: Mapping[int, RankFile], clocks: Mapping[int, Clock]) -> int:
+    """Write the JSON of a merged trace, rank by rank; each file is read again. Return the number of events."""
+    epoch_ns = files[min(files)].epoch_ns
+    about = {"schemaVersion": 1, MERGED_MARK: True, "displayTimeUnit": "ms"}
+    about |= {"baseTimeNanoseconds": epoch_ns} if epoch_ns else {}
+    output.write(msgspec.json.encode(about)[:-1] + b',"traceEvents":[')
+    process, separator, written, digits = _FIRST_PROCESS, b"\n", 0, len(str(max(files)))
+    notes: dict[str, dict[str, Any]] = {}
+    lanes: list[list[Any]] = []
+    lost = ReadLosses()
+    for rank, file in files.items():
+        events = RankEvents(rank, file, clocks[rank].offset_ns, first_process=process, digits=digits)
+        for event in events:
+            output.write(separator + event)
+            separator = b",\n"
+        process += len(events.processes)
+        written += events.events
+        lanes += events.lanes()
+        notes[str(rank)] = {
+            "file": file.path.name,
+            "clock": asdict(clocks[rank]),
+            "processes": {str(new): before for new, before in events.process_ids().items()},
+            "metadata": file.metadata,
+        }
+        add_losses({"lost": note_losses(file.lost)}, lost)
+    note = {"ranks": notes, "lanes": lanes} | ({"lost": note_losses(lost)} if lost else {})
+    output.write(b"\n]," + msgspec.json.encode({MERGE: note})[1:] + b"\n")
+    return written

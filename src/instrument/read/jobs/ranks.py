@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ from ..tables.table import Array
 from ..tables.trace import Trace
 from .align import Clock, align
 from .processes import Processes, read_or_reason
-from .trace_files import find_trace_files, process_from_name, rank_from_name
+from .trace_files import Paths, Reasons, find_trace_files, process_from_name, rank_from_name
 
 MAX_RANKS = 1_000_000
 """Higher ranks and numbers of ranks in a file are ignored."""
@@ -43,8 +42,8 @@ class TraceSet(Mapping[int, Trace]):
         self,
         traces: Mapping[int, Trace],
         *,
-        failed: Mapping[Path, str] | None = None,
-        left_out: Mapping[Path, str] | None = None,
+        failed: Reasons | None = None,
+        left_out: Reasons | None = None,
         guessed: Iterable[int] = (),
     ) -> None:
         self._traces = dict(sorted(traces.items()))
@@ -57,7 +56,8 @@ class TraceSet(Mapping[int, Trace]):
 
     def __getitem__(self, rank: int) -> Trace:
         if rank not in self._traces:
-            raise KeyError(f"no trace of rank {rank!r}; the set has the ranks {_short(self.ranks)}")
+            ranks = ", ".join(map(str, self)) if len(self) < 20 else f"{min(self)} to {max(self)}"
+            raise KeyError(f"no trace of rank {rank!r}; the set has the ranks {ranks}")
         return self._traces[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -109,11 +109,7 @@ class TraceSet(Mapping[int, Trace]):
         return [name for name in super().__dir__() if not name.startswith("_")]
 
 
-def read_ranks(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-    read: Callable[[Path], Trace],
-    executor: Executor | None = None,
-) -> TraceSet:
+def read_ranks(paths: Paths, read: Callable[[Path], Trace], executor: Executor | None = None) -> TraceSet:
     """Read the traces of one job, one file per rank.
 
     The rank of a file comes from the file itself, otherwise from its name: ``rank0``, ``worker_3``, ``r1``,
@@ -147,10 +143,7 @@ def read_ranks(
 
 
 def set_of(
-    traces: Collection[Trace],
-    *,
-    failed: Mapping[Path, str] | None = None,
-    left_out: Mapping[Path, str] | None = None,
+    traces: Collection[Trace], *, failed: Reasons | None = None, left_out: Reasons | None = None
 ) -> TraceSet:
     """Return the set of these traces, of which some may be of other windows; see `read_ranks`.
 
@@ -171,8 +164,8 @@ def set_of(
     for trace in traces:
         if trace.path in merged:
             continue
-        known = trace.rank is not None and 0 <= trace.rank < MAX_RANKS
-        rank = trace.rank if known else rank_from_name(trace.path)
+        has_rank = trace.rank is not None and 0 <= trace.rank < MAX_RANKS
+        rank = trace.rank if has_rank else rank_from_name(trace.path)
         if rank is None:
             nameless.append(trace)
         else:
@@ -183,10 +176,6 @@ def set_of(
         claims[rank].append(trace)
     chosen, others = _one_window(claims)
     return TraceSet(chosen, failed=failed, left_out=others | merged | dict(left_out or {}), guessed=guessed)
-
-
-def _short(ranks: list[int]) -> str:
-    return ", ".join(map(str, ranks)) if len(ranks) < 20 else f"{ranks[0]} to {ranks[-1]}"
 
 
 def _read_all(

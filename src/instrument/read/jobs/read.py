@@ -11,21 +11,31 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from ...base.errors import TraceError
 from ...base.imports import import_without_drawing
 from ...base.printable import printable
+from ...base.trace_marks import MACHINE, MERGE
 from ..kineto.kineto import read_kineto_ranks
-from ..kineto.text import BLOCK, read_head
-from ..measures.region_steps import steps_from_regions
+from ..kineto.text import file_blocks, read_head
+from ..measures.region_steps import steps_from_regions, with_steps
 from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
-from ..tables.table import TooLargeError
+from ..tables.intervals import clip, merge_overlaps, total_ns
+from ..tables.lanes import map_unique
+from ..tables.steps import span
+from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, TooLargeError, table
 from ..tables.trace import Trace
-from .archives import unpack
-from .formats import foreign_format
+from ..tables.work_classes import Collectives, communication_mask
+from .align import collective_kernels
+from .formats import foreign_format, unpack
 from .ranks import TraceSet, read_ranks
+from .trace_files import Paths
 
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -91,10 +101,10 @@ def read_traces(
     if not isinstance(paths, (str, os.PathLike, Iterable)):
         raise TypeError(f'"paths" must be a folder, a pattern or several paths: {paths!r:.200}')
     if isinstance(paths, (str, os.PathLike)) and _is_file(paths):
-        found = None if str(paths) == "-" else read_contents(Path(paths))
-        if not isinstance(found, Mapping):
+        contents = None if str(paths) == "-" else read_contents(Path(paths))
+        if not isinstance(contents, Mapping):
             raise TraceError(Path(paths), "this is one file; read_trace reads it")
-        traces = found
+        traces = contents
     else:
         traces = _read_ranks(paths, executor)
     return traces if steps_from is None else traces.map(lambda trace: steps_from_regions(trace, steps_from))
@@ -116,9 +126,7 @@ def _is_file(path: str | os.PathLike[str]) -> bool:
     return str(path) == "-" or (bool(str(path)) and file.exists() and not file.is_dir())
 
 
-def _read_ranks(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], executor: Executor | None
-) -> TraceSet:
+def _read_ranks(paths: Paths, executor: Executor | None) -> TraceSet:
     if isinstance(paths, (str, os.PathLike)) and str(paths):
         check_ranks_path(paths)
     return read_ranks(paths, read_file, executor)
@@ -136,10 +144,10 @@ def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
 
 def read_file(path: Path) -> Trace:
     """Read one file; errors as `read_trace`."""
-    found = read_contents(path)
-    if not isinstance(found, Trace):
-        raise TraceError(path, f"it holds the traces of {len(found)} ranks, which read_traces reads")
-    return found
+    traces = read_contents(path)
+    if not isinstance(traces, Trace):
+        raise TraceError(path, f"it holds the traces of {len(traces)} ranks, which read_traces reads")
+    return traces
 
 
 def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
@@ -159,10 +167,10 @@ def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
 
 def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     if str(path) == "-":
-        return _read_copy(path, iter(lambda: sys.stdin.buffer.read(BLOCK), b""), "", layers)
+        return _read_copy(path, file_blocks(sys.stdin.buffer), "", layers)
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
-            return _read_copy(path, iter(lambda: source.read(BLOCK), b""), "", layers)
+            return _read_copy(path, file_blocks(source), "", layers)
     head = read_head(path, _HEAD_BYTES)
     if is_database(path):
         return _read_database(path)
@@ -185,10 +193,8 @@ def _read_file(path: Path, layers: int) -> Trace | TraceSet:
         with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
             return read_ascend(path)
     with progress_bar(path) as advance:
-        found = read_kineto_ranks(path, advance)
-    if len(found) == 1:
-        return found[0]
-    return TraceSet({trace.rank or 0: trace for trace in found})
+        traces = read_kineto_ranks(path, advance)
+    return traces[0] if len(traces) == 1 else TraceSet({trace.rank or 0: trace for trace in traces})
 
 
 def _read_database(path: Path) -> Trace:
@@ -197,8 +203,8 @@ def _read_database(path: Path) -> Trace:
 
     with open_database(path) as database:
         query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
-        found = database.execute(query).fetchone()
-    return read_rocpd(path) if found[0] else read_nsight(path)
+        (rocpd_tables,) = database.execute(query).fetchone()
+    return read_rocpd(path) if rocpd_tables else read_nsight(path)
 
 
 def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
@@ -216,18 +222,18 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
         try:
             copy.writelines(blocks)
             copy.close()
-            found = read_contents(spool, layers)
+            contents = read_contents(spool, layers)
         except BaseException as error:
             spool.unlink(missing_ok=True)
             if isinstance(error, TraceError):
                 raise TraceError(path, error.reason) from None
             raise
-    traces = [found] if isinstance(found, Trace) else list(found.values())
+    traces = [contents] if isinstance(contents, Trace) else list(contents.values())
     for trace in traces:
         trace.path = path
     # Copies of the traces share what looks up their arguments, and so do the ranks in one file.
     weakref.finalize(traces[0].look_up, spool.unlink, missing_ok=True)
-    return found
+    return contents
 
 
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
@@ -257,3 +263,56 @@ def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
         task = bar.add_task(printable(path.name), total=size)
         yield lambda read: bar.advance(task, read)
+
+
+@dataclass
+class RankContent(Trace):
+    """A trace with its steps and collectives only.
+
+    Attributes:
+        window_ns: the time of its steps and of the work that they launched or, without steps, of all GPU work.
+        compute_ns: the part of it during which a kernel that does not communicate runs.
+    """
+
+    window_ns: int = 0
+    compute_ns: int = 0
+
+
+def read_rank_content(path: Path, collectives: Collectives = "auto", steps_from: str | None = None) -> RankContent:
+    """Read one file, and keep its steps (see `with_steps`) and collectives; errors as those of `read_trace`."""
+    return content_of(with_steps(read_file(path), steps_from), collectives)
+
+
+def rank_content_reader(collectives: Collectives, steps_from: str | None) -> partial[RankContent]:
+    """Return a function that reads a file, and that other processes can import."""
+    return partial(read_rank_content, collectives=collectives, steps_from=steps_from)
+
+
+def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
+    """Return what `RankContent` keeps of a trace."""
+    gpu, steps = trace.gpu, trace.steps
+    own = gpu.where(gpu.step >= 0) if steps else gpu
+    start, end = span(steps or gpu)[0], span(steps, own)[1]
+    counted = own or gpu  # not the work of earlier steps that still runs when the recording begins
+    computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
+    compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
+    strings = Strings()
+    kept = {"gpu": _copied(gpu.where(collective_kernels(trace)), strings), "steps": _copied(steps, strings)}
+    texts, nothing = list(strings), {"start_ns": np.empty(0, np.int64)}
+    # what says which rank, or which ranks, the trace is of, and where they ran
+    about = {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}
+    return RankContent(
+        **{field.name: getattr(trace, field.name) for field in fields(Trace)}
+        | {name: table(name, kept.get(name, nothing), texts) for name in COLUMNS}
+        | {"strings": texts, "look_up": None, "metadata": about},
+        window_ns=end - start,
+        compute_ns=total_ns(compute),
+    )
+
+
+def _copied(rows: Table, strings: Strings) -> dict[str, Array]:
+    """Return the columns with strings renumbered, so that the strings of other rows can go."""
+    return {
+        name: map_unique(column, lambda code: strings[rows.strings[code]]) if name in TEXT else column.copy()
+        for name, column in rows.items()
+    }

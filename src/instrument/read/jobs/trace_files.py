@@ -50,26 +50,33 @@ def rank_from_name(path: Path) -> int | None:
     """Return the rank in the name of a file or of its folder; None if neither has one."""
     stem = re.sub(r"(\.pt)?(\.trace)?(\.json|\.json\.gz|\.sqlite|\.nsys-rep|\.db)$", "", path.name)
     for pattern in _NAMED:
-        if found := pattern.search(stem):
-            return int(found[1])
-    found = _FOLDER.match(path.parent.name)
-    return int(found[1]) if found else None
+        if match := pattern.search(stem):
+            return int(match[1])
+    match = _FOLDER.match(path.parent.name)
+    return int(match[1]) if match else None
 
 
 def process_from_name(path: Path) -> str:
     """Return the process id in the name of a file, as ", process 4711", or ""."""
-    found = re.search(r"-pid(\d+)\.", path.name)
-    return f", process {found[1]}" if found else ""
+    match = re.search(r"-pid(\d+)\.", path.name)
+    return f", process {match[1]}" if match else ""
+
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+"""A folder, a pattern or a file; or several files."""
+
+Reasons = Mapping[Path, str]
+"""Files, each with why it is not read."""
 
 
 class FoundFiles(NamedTuple):
     """The files to read; the files and the folders whose traces are left out, each with the reason."""
 
     files: list[Path]
-    left_out: Mapping[Path, str] = MappingProxyType({})
+    left_out: Reasons = MappingProxyType({})
 
 
-def find_trace_files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> FoundFiles:
+def find_trace_files(paths: Paths) -> FoundFiles:
     """Return the files that ``paths`` selects, as `read_ranks` describes, and what is left out.
 
     Merged traces are left out unless there are no other files.
@@ -114,13 +121,13 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
     by_folder: dict[Path, list[Path]] = {}
     for path in _with_trace_suffix(_matches(folder, ["**", "*"])):
         by_folder.setdefault(path.parent, []).append(path)
-    found = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
-    found = [(path, files) for path, files in found if not all(map(is_merged, files))]
-    if found and all(_FOLDER.match(path.name) for path, _ in found):
-        return [path for _, files in found for path in files], []
-    if found:
-        last = _last_of_each_rank(found)
-        return dict(found)[last], [path for path, _ in found if path != last]
+    folders = [(path, _traces(by_folder[path])) for path in _natural_order(by_folder)]
+    folders = [(path, files) for path, files in folders if not all(map(is_merged, files))]
+    if folders and all(_FOLDER.match(path.name) for path, _ in folders):
+        return [path for _, files in folders for path in files], []
+    if folders:
+        last = _last_of_each_rank(folders)
+        return dict(folders)[last], [path for path, _ in folders if path != last]
     if chosen:
         return chosen, []
     others = sum(map(len, by_folder.values()))
@@ -134,18 +141,17 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
 
 def but_pickles(folder: Path) -> str:
     """Return how the files in a folder that may be memory snapshots are read; empty without any."""
-    found = _natural_order(folder.glob("*.pickle"))
-    files = counted(len(found), ".pickle file")
-    return f", but {files}: instrument memory reads one, such as {found[0]}" if found else ""
+    pickles = _natural_order(folder.glob("*.pickle"))
+    files = counted(len(pickles), ".pickle file")
+    return f", but {files}: instrument memory reads one, such as {pickles[0]}" if pickles else ""
 
 
-def _last_of_each_rank(found: Sequence[tuple[Path, list[Path]]]) -> Path:
+def _last_of_each_rank(folders: Sequence[tuple[Path, list[Path]]]) -> Path:
     """Return the last folder by name; with several runs, of the run that was written last."""
-    written: dict[Path, int] = {}
-    for path, files in found:
-        newest = max(file.stat().st_mtime_ns for file in files)
-        written[path.parent] = max(written.get(path.parent, 0), newest)
-    return max(enumerate(found), key=lambda item: (written[item[1][0].parent], item[0]))[1][0]
+    written = {path: max(file.stat().st_mtime_ns for file in files) for path, files in folders}
+    newest = max(written.values())
+    runs = {path.parent for path, time_ns in written.items() if time_ns == newest}
+    return [path for path in written if path.parent in runs][-1]
 
 
 def _matching(pattern: Path) -> Iterator[Path]:
@@ -183,8 +189,7 @@ def _matches(folder: Path, parts: list[str]) -> Iterator[Path]:
                     names += 1
                     if names > _MAX_NAMES:
                         raise TraceError(
-                            folder,
-                            f"it holds more than {_MAX_NAMES:,} files and folders: name a folder inside it",
+                            folder, f"it holds more than {_MAX_NAMES:,} files and folders: name a folder inside it"
                         )
                     following = _next_parts(entry, parts, at)
                     if following is not None:
@@ -207,7 +212,7 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 
 def _traces(paths: Iterable[Path]) -> list[Path]:
     own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(_BESIDE))
-    files = {path for path in own if _could_be_trace(path)}
+    files = set(filter(_could_be_trace, own))
     # nsys writes the .sqlite of a report beside it
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
     return _natural_order(files - twins)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from msgspec import Raw
 from ...base.errors import TraceError
 from ..tables.trace import ReadLosses
 from .salvage import BETWEEN, CLOSE, KEYS, first_event, recover_events
-from .text import BLOCK, read_blocks
+from .text import BLOCK, json_object, read_blocks
 
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # the decoder's message at the end of the array
@@ -75,10 +74,10 @@ class EventChunks:
         text = b""
         for block in self._texts:
             searched, text = max(len(text) - _BOUNDARY_SEARCH_BYTES, 0), text + block
-            found = _EVENTS.search(text, searched)
-            if found:
-                self._offset += found.end()
-                return text[: found.start()], text[found.end() :]
+            array = _EVENTS.search(text, searched)
+            if array:
+                self._offset += array.end()
+                return text[: array.start()], text[array.end() :]
             if len(text) > _MAX_EVENT_BYTES:
                 break
         begin = first_event(text)
@@ -149,13 +148,13 @@ def _no_events_reason(text: bytes) -> str:
     return f"{what}: give a trace that torch.profiler, Nsight Systems or rocprofv3 wrote"
 
 
-def _last_boundary(text: bytearray, known: int) -> int:
-    """Return where the next-to-last event seems to end; 1 if that is not beyond ``known``."""
+def _last_boundary(text: bytearray, searched: int) -> int:
+    """Return where the next-to-last event seems to end; 1 if that is not beyond ``searched``."""
     size = 1 << 13
     while True:
-        start = max(len(text) - size, known - _BOUNDARY_SEARCH_BYTES, 0)
+        start = max(len(text) - size, searched - _BOUNDARY_SEARCH_BYTES, 0)
         ends = [match.end() for match in BETWEEN.finditer(text, start)]
-        if ends or len(text) - size <= known:
+        if ends or len(text) - size <= searched:
             return ends[-1] if ends else 1
         size *= 16
 
@@ -214,7 +213,11 @@ class EventIndex:
                     place += gone
                     if place == part.offset and len(held) >= part.length:
                         break
-                yield part.first, _events(bytes(held[: part.length]), part)
+                text = bytes(held[: part.length])
+                if part.damaged:
+                    yield part.first, recover_events(text, ReadLosses(), last=part.whole)[0]
+                else:
+                    yield part.first, [bytes(event) for event in _split(b"[" + text + b"]")]
 
     def __call__(self, event: int) -> dict[str, Any]:
         """Return the args of an event.
@@ -229,18 +232,8 @@ class EventIndex:
         part = self._chunks[number]
         if self._last[0] != number:
             self._last = number, next(self.texts(number))[1]
-        text = self._last[1][event - part.first].decode("utf-8", "replace")
-        try:
-            args = json.loads(text).get("args")
-        except (ValueError, RecursionError):  # integers of thousands of digits, deep nesting
-            args = None
+        args = json_object(self._last[1][event - part.first]).get("args")
         return args if isinstance(args, dict) else {}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": (-1, [])}
-
-
-def _events(text: bytes, part: _Chunk) -> list[bytes]:
-    if part.damaged:
-        return recover_events(text, ReadLosses(), last=part.whole)[0]
-    return [bytes(event) for event in _split(b"[" + text + b"]")]

@@ -7,27 +7,40 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
 from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings, natural
+from .text import json_object
 
+_TIMED = frozenset("XBEiIRC")
+LATEST_US = 2.3e15
+"""In ns, sums and differences of times fit into 64 bits."""
 _MAX_RATIO = 1e9  # blocks per multiprocessor, or percent; larger values are errors
 _GPU = {"gpu_memcpy": MEMCPY, "memcpy": MEMCPY, "gpu_memset": MEMSET, "memset": MEMSET}
 
 
-class HasArgs(Protocol):
-    """The fields of an event that this module reads."""
+class TraceEvent(Struct, gc=False):
+    """The fields of all events; ``ts`` and ``dur`` are in us."""
 
-    name: str
-    cat: str | None
-    pid: Any
-    tid: Any
-    args: Raw
-    bind_id: Any
+    ph: str = ""
+    cat: str | None = ""
+    name: str = ""
+    pid: int | str | float | None = ""  # the fields are in Kineto's order, which decodes fastest
+    tid: int | str | float | None = ""
+    ts: float = math.nan
+    dur: float = 0.0
+    args: Raw = Raw(b"{}")
+    bind_id: Any = None  # of a flow, version 2 of the format: slim traces link work to its launch by it
+
+    def in_time(self) -> bool:
+        """Return whether the event has a time, if its phase needs one, and its times fit into 64 bits of ns."""
+        if math.isnan(self.ts):
+            return self.ph not in _TIMED and abs(self.dur) < LATEST_US
+        return abs(self.ts) < LATEST_US and abs(self.dur) < LATEST_US
 
 
 class _Ids(Struct, gc=False):
@@ -90,28 +103,23 @@ _DECODERS: dict[type[Struct], Callable[[bytes], Any]] = {
 def _read(kind: type[_Args], raws: Sequence[Raw]) -> list[_Args]:
     """Decode the args of many events at once or, if that fails, one by one."""
     try:
-        found: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
-        return found
+        decoded: list[_Args] = _DECODERS[kind](b"[" + b",".join(raws) + b"]")
+        return decoded
     except (ValueError, RecursionError):
         return [_read_unusual(kind, raw) for raw in raws]
 
 
 def _read_unusual(kind: type[_Args], raw: Raw) -> _Args:
     """Decode the valid fields of the args; the others are taken as missing."""
-    args = kind()
-    try:
-        content = json.loads(bytes(raw).decode("utf-8", "replace"))
-    except (ValueError, RecursionError):
-        return args
-    for info in msgspec.structs.fields(kind) if isinstance(content, dict) else ():
+    args, content = kind(), json_object(bytes(raw))
+    for info in msgspec.structs.fields(kind):
         if info.encode_name in content:
             value = content[info.encode_name]
             with suppress(ValueError):
-                is_raw = info.type is Raw
-                found = (
-                    Raw(json.dumps(value).encode()) if is_raw else msgspec.convert(value, info.type, strict=False)
-                )
-                setattr(args, info.name, found)
+                if info.type is Raw:
+                    setattr(args, info.name, Raw(json.dumps(value).encode()))
+                else:
+                    setattr(args, info.name, msgspec.convert(value, info.type, strict=False))
     return args
 
 
@@ -124,11 +132,7 @@ def values(raws: Sequence[Raw]) -> tuple[list[int], list[str], list[float]]:
     """Return the numbers in the args of counters: the indexes of the events, the series and the values."""
     rows, series, numbers = [], [], []
     for row, raw in enumerate(raws):
-        try:
-            content = json.loads(bytes(raw).decode("utf-8", "replace"), parse_int=float)
-        except (ValueError, RecursionError):
-            continue
-        for name, value in content.items() if isinstance(content, dict) else ():
+        for name, value in json_object(bytes(raw), parse_int=float).items():
             if isinstance(value, float) and abs(value) < math.inf:
                 rows.append(row)
                 series.append(name)
@@ -145,18 +149,14 @@ def _column(args: Sequence[Struct], name: str) -> Array:
         return np.array([value if abs(value) < 2**63 else -1 for value in map(get, args)], np.int64)
 
 
-def _string_column(strings: Strings, args: Sequence[Struct], name: str) -> Array:
-    return np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
-
-
-def _correlation(args: Sequence[_Ids], events: Sequence[HasArgs]) -> Array:
+def _correlation(args: Sequence[_Ids], events: Sequence[TraceEvent]) -> Array:
     """Return CUPTI's correlation ids, whose 0 means none, or the ids of flows where there are none."""
-    found = _column(args, "correlation")
-    found = np.where(found == 0, -1, found)
-    for row in np.flatnonzero(found < 0).tolist():
+    ids = _column(args, "correlation")
+    ids = np.where(ids == 0, -1, ids)
+    for row in np.flatnonzero(ids < 0).tolist():
         if type(flow := events[row].bind_id) is int and 0 < flow < 2**63:
-            found[row] = flow
-    return found
+            ids[row] = flow
+    return ids
 
 
 def _external(args: Sequence[_Ids]) -> Array:
@@ -164,7 +164,7 @@ def _external(args: Sequence[_Ids]) -> Array:
     return today if np.all(today >= 0) else np.where(today >= 0, today, _column(args, "external_2021"))
 
 
-def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _operators(strings: Strings, _: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     args = _read(_OperatorArgs, [event.args for event in events])
     texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
     scalars = np.zeros(len(args), np.int32)
@@ -176,36 +176,31 @@ def _operators(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str,
 def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:
     """Return the numbers of JSON texts; most texts occur many times and are decoded once."""
     numbers: Interner[bytes] = Interner()
-    found = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
-    return np.array([strings[text.decode("utf-8", "replace")] for text in numbers], np.int32)[found]
+    rows = [numbers[text] for text in map(bytes, map(attrgetter(name), args))]
+    return np.array([strings[text.decode("utf-8", "replace")] for text in numbers], np.int32)[rows]
 
 
-def _regions(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    return {"external": _external(_read(_Ids, [event.args for event in events]))}
-
-
-def _categories(strings: Strings, _: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _categories(strings: Strings, _: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     """Return the categories and, for JAX's events, which have none, the number of the step and the correlation."""
-    found = (strings[(event.cat or "").lower()] for event in events)
+    categories = (strings[(event.cat or "").lower()] for event in events)
     args = _read(_JaxArgs, [event.args for event in events])
     return {
-        "category": np.fromiter(found, np.int32, len(events)),
+        "category": np.fromiter(categories, np.int32, len(events)),
         "number": np.array([natural(item.step) for item in args], np.int64),
         "correlation": np.array([natural(item.correlation) for item in args], np.int64),
     }
 
 
-def _category(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
-    return {"category": np.full(len(events), strings[category], np.int32)}
-
-
-def _calls(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _calls(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     args = _read(_Ids, [event.args for event in events])
-    columns = {"correlation": _correlation(args, events), "external": _external(args)}
-    return columns | _category(strings, category, events)
+    return {
+        "correlation": _correlation(args, events),
+        "external": _external(args),
+        "category": np.full(len(events), strings[category], np.int32),
+    }
 
 
-def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[HasArgs]) -> dict[str, Array]:
+def _place(category: str, args: Sequence[_GpuArgs], events: Sequence[TraceEvent]) -> dict[str, Array]:
     """Return device and stream; some categories have them as process and thread."""
     if category in ("gpu_user_annotation", "mtia_ccp_events"):
         return {"device": _ids(event.pid for event in events), "stream": _ids(event.tid for event in events)}
@@ -216,12 +211,12 @@ def _ids(places: Iterable[Any]) -> Array:
     return np.array([place if isinstance(place, int) and abs(place) < 2**31 else -1 for place in places], np.int64)
 
 
-def _marks(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _marks(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     return _place(category, args, events) | _calls(strings, category, events)
 
 
-def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _gpu(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     args = _read(_GpuArgs, [event.args for event in events])
     size = _column(args, "bytes")
     kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
@@ -240,7 +235,7 @@ def _gpu(strings: Strings, category: str, events: Sequence[HasArgs]) -> dict[str
         values = np.fromiter(map(attrgetter(name), args), np.float64, len(args))
         columns[name] = np.where((values >= 0) & (values < _MAX_RATIO), values, math.nan)
     for name in ("collective", "group", "dtype"):
-        columns[name] = _string_column(strings, args, name)
+        columns[name] = np.fromiter(map(strings.__getitem__, map(attrgetter(name), args)), np.int32, len(args))
     return columns | _place(category, args, events)
 
 
@@ -249,14 +244,14 @@ def _volumes(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
     return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
 
 
-def _memory(_: Strings, __: str, events: Sequence[HasArgs]) -> dict[str, Array]:
+def _memory(_: Strings, __: str, events: Sequence[TraceEvent]) -> dict[str, Array]:
     args = _read(_MemoryArgs, [event.args for event in events])
     return {info.name: _column(args, info.name) for info in msgspec.structs.fields(_MemoryArgs)}
 
 
-READERS: dict[str, Callable[[Strings, str, Sequence[HasArgs]], dict[str, Array]]] = {
+READERS: dict[str, Callable[[Strings, str, Sequence[TraceEvent]], dict[str, Array]]] = {
     "operators": _operators,
-    "regions": _regions,
+    "regions": lambda _, __, events: {"external": _external(_read(_Ids, [event.args for event in events]))},
     "frames": lambda *_: {},
     "runtime": _calls,
     "gpu": _gpu,

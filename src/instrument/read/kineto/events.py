@@ -2,73 +2,65 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from ..tables.autograd import OWN_NAME
 from ..tables.lanes import group_rows
-from ..tables.table import Array, Interner, Strings, TooLargeError
+from ..tables.table import Array, Interner, Strings, Tables, TooLargeError
 from ..tables.trace import ReadLosses
-from .event_args import READERS, names, values
+from .event_args import LATEST_US, READERS, TraceEvent, names, values
 
 _SEARCHED = 64  # open ranges that are searched for the name of an end
 _NAME = 60  # characters
 
 
-class RangeEnds:
-    """Collects begins and ends, in any order.
+def close_ranges(parts: Sequence[Mapping[str, Array]], tables: Tables, texts: list[str], lost: ReadLosses) -> None:
+    """Set the durations of the ranges that have begun, in place, and drop those that do not end.
 
     Ranges of a thread nest: an end without a name, or with that of the innermost open range, ends that one. An end
     with another name ends the innermost range of this name, as where asyncio tasks take turns on a thread.
+
+    Events without a known category on the threads of the ranges become regions as well: programs that write their
+    own ranges write them in either way.
+
+    Args:
+        parts: the events that begin or end a range, in any order, with a column ``begin``.
+        tables: the columns of each table.
+        texts: the strings that their numbers stand for.
+        lost: records what has no begin or no end.
     """
-
-    def __init__(self) -> None:
-        self._parts: list[dict[str, Array]] = []
-
-    def add(self, part: dict[str, Array], *, begin: bool) -> None:
-        """Add the events in these columns, which all begin or all end a range."""
-        self._parts.append(part | {"begin": np.full(len(part["event"]), begin)})
-
-    def close(self, tables: dict[str, dict[str, Array]], texts: list[str], lost: ReadLosses) -> None:
-        """Set the durations of the ranges that have begun, in place, and drop those that do not end.
-
-        Events without a known category on the threads of the ranges become regions as well: programs that write
-        their own ranges write them in either way.
-        """
-        if not self._parts:
-            return
-        every = {
-            name: np.concatenate([part[name] for part in self._parts])
-            for name in ("event", "thread", "start_ns", "name", "begin")
-        }
-        end_of, open_, without_begin = _pair(every)
-        _say(lost, "no end", [texts[code] for code in every["name"][open_].tolist()])
-        _say(lost, "no begin", [texts[code] for code in every["name"][without_begin].tolist()])
-        begins = np.flatnonzero(every["begin"])
-        begins = begins[np.argsort(every["event"][begins])]
-        numbers, ends = every["event"][begins], end_of[begins]
-        for name, columns in tables.items():
-            at = np.minimum(np.searchsorted(numbers, columns["event"]), max(len(numbers) - 1, 0))
-            ours = numbers[at] == columns["event"] if len(numbers) else np.zeros(len(columns["event"]), bool)
-            rows = ends[at[ours]]
-            columns["duration_ns"][ours] = np.where(
-                rows >= 0, every["start_ns"][rows] - columns["start_ns"][ours], 0
-            )
-            kept = ~ours
-            kept[ours] = rows >= 0
-            tables[name] = {column: values[kept] for column, values in columns.items()}
-        _take_others(tables, np.unique(every["thread"][begins]))
+    if not parts:
+        return
+    every = {
+        name: np.concatenate([part[name] for part in parts])
+        for name in ("event", "thread", "start_ns", "name", "begin")
+    }
+    end_of, open_, without_begin = _pair(every)
+    _say(lost, "no end", [texts[code] for code in every["name"][open_].tolist()])
+    _say(lost, "no begin", [texts[code] for code in every["name"][without_begin].tolist()])
+    begins = np.flatnonzero(every["begin"])
+    begins = begins[np.argsort(every["event"][begins])]
+    numbers, ends = every["event"][begins], end_of[begins]
+    for name, columns in tables.items():
+        at = np.minimum(np.searchsorted(numbers, columns["event"]), max(len(numbers) - 1, 0))
+        ours = numbers[at] == columns["event"] if len(numbers) else np.zeros(len(columns["event"]), bool)
+        rows = ends[at[ours]]
+        columns["duration_ns"][ours] = np.where(rows >= 0, every["start_ns"][rows] - columns["start_ns"][ours], 0)
+        kept = ~ours
+        kept[ours] = rows >= 0
+        tables[name] = {column: values[kept] for column, values in columns.items()}
+    _take_others(tables, np.unique(every["thread"][begins]))
 
 
 def _pair(every: dict[str, Array]) -> tuple[Array, Array, Array]:
@@ -101,7 +93,7 @@ def _say(lost: ReadLosses, lacks: str, names: Iterable[str]) -> None:
         lost.add(f"ranges with {lacks}: {which}", events=len(names))
 
 
-def _take_others(tables: dict[str, dict[str, Array]], threads: Array) -> None:
+def _take_others(tables: Tables, threads: Array) -> None:
     others, regions = tables.get("others"), tables.get("regions")
     if others is None or regions is None:
         return
@@ -115,24 +107,24 @@ def _take_others(tables: dict[str, dict[str, Array]], threads: Array) -> None:
 
 # The tables of complete events by category. Some categories had other names in 2021.
 _TABLES = {
-    "cpu_op": "operators",
-    "operator": "operators",
-    "user_annotation": "regions",
-    "python_function": "frames",
-    "cuda_runtime": "runtime",
-    "cuda_driver": "runtime",
-    "runtime": "runtime",
-    "mtia_runtime": "runtime",
-    "xpu_runtime": "runtime",
-    "privateuse1_runtime": "runtime",
-    "kernel": "gpu",
-    "gpu_memcpy": "gpu",
-    "memcpy": "gpu",
-    "gpu_memset": "gpu",
-    "memset": "gpu",
-    "mtia_ccp_events": "gpu",
-    "gpu_user_annotation": "gpu_regions",
-    "cuda_sync": "syncs",
+    category: table
+    for table, categories in {
+        "operators": ("cpu_op", "operator"),
+        "regions": ("user_annotation",),
+        "frames": ("python_function",),
+        "runtime": (
+            "cuda_runtime",
+            "cuda_driver",
+            "runtime",
+            "mtia_runtime",
+            "xpu_runtime",
+            "privateuse1_runtime",
+        ),
+        "gpu": ("kernel", "gpu_memcpy", "memcpy", "gpu_memset", "memset", "mtia_ccp_events"),
+        "gpu_regions": ("gpu_user_annotation",),
+        "syncs": ("cuda_sync",),
+    }.items()
+    for category in categories
 }
 _CATEGORIES = (
     *_TABLES,
@@ -143,30 +135,7 @@ _TIMED = frozenset("XBEiIRC")
 _PHASES = frozenset("XBEiIRCMstf")
 _FLOWS = frozenset("stf")  # arrows of a viewer; ids in the args have the same information
 _EXACT_US = float(2**41)  # floats below are exact to the ns
-_LATEST_US = 2.3e15  # in ns, sums and differences fit into 64 bits
 _DECIMALS = re.compile(rb'"(?:ts|dur)"\s*:\s*-?\d+[.eE]')
-
-_Key = TypeVar("_Key", bound=Hashable)
-
-
-class TraceEvent(Struct, gc=False):
-    """The fields of all events; ``ts`` and ``dur`` are in us."""
-
-    ph: str = ""
-    cat: str | None = ""
-    name: str = ""
-    pid: int | str | float | None = ""  # the fields are in Kineto's order, which decodes fastest
-    tid: int | str | float | None = ""
-    ts: float = math.nan
-    dur: float = 0.0
-    args: Raw = Raw(b"{}")
-    bind_id: Any = None  # of a flow, version 2 of the format: slim traces link work to its launch by it
-
-    def in_time(self) -> bool:
-        """Return whether the event has a time, if its phase needs one, and its times fit into 64 bits of ns."""
-        if math.isnan(self.ts):
-            return self.ph not in _TIMED and abs(self.dur) < _LATEST_US
-        return abs(self.ts) < _LATEST_US and abs(self.dur) < _LATEST_US
 
 
 class _KnownEvent(TraceEvent, gc=False):
@@ -200,7 +169,7 @@ class Collector:
         processes: the label of each process, such as "CPU" or "GPU 0", else its name.
         count: the number of events so far.
         unread: the numbers of events by phase, for phases that a `Trace` has no table for.
-        ends: the events that begin or end a range.
+        ends: the events that begin or end a range, for `close_ranges`.
     """
 
     def __init__(self, event_limit: int, text_limit: int) -> None:
@@ -212,7 +181,7 @@ class Collector:
         self._labelled = set[Any]()
         self.count = 0
         self.unread: dict[str, int] = {}
-        self.ends = RangeEnds()
+        self.ends: list[dict[str, Array]] = []
         self._kinds: Interner[tuple[str, str]] = Interner()
         self._origins: Interner[tuple[Any, ...]] = Interner()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
@@ -252,7 +221,7 @@ class Collector:
                 self._sort(phase, category, part, [events[row] for row in rows.tolist()])
         return len(events)
 
-    def columns(self) -> dict[str, dict[str, Array]]:
+    def columns(self) -> Tables:
         """Return the columns of each table, and forget the events."""
         return {
             table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}
@@ -274,7 +243,7 @@ class Collector:
         if phase == "X":
             self._add(_TABLES.get(category, "others"), category, part, events)
         elif phase in ("B", "E"):
-            self.ends.add(part, begin=phase == "B")
+            self.ends.append(part | {"begin": np.full(len(events), phase == "B")})
             if phase == "B":
                 self._add(_TABLES.get(category, "regions"), category, part, events)
         elif phase in ("i", "I", "R"):
@@ -324,8 +293,8 @@ class Collector:
 
 def _kind(phase: str, category: str | None) -> tuple[str, str]:
     """Return the kind of an event: unknown phases and categories, of which a file may have many, become empty."""
-    known = (category or "").lower()
-    return phase if phase in _PHASES else "", known if phase in ("X", "B") and known in _TABLES else ""
+    lower = (category or "").lower()
+    return phase if phase in _PHASES else "", lower if phase in ("X", "B") and lower in _TABLES else ""
 
 
 def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:
@@ -343,7 +312,7 @@ def _times(events: Sequence[TraceEvent], text: bytes | bytearray) -> tuple[Array
             raise ValueError("an event without a time")
         start[missing] = 0
     latest = max(np.abs(start).max(), np.abs(duration).max())
-    if not latest < _LATEST_US:
+    if not latest < LATEST_US:
         raise ValueError(f"{latest:g} is not a time in microseconds")
     if latest >= _EXACT_US and _DECIMALS.search(text):
         with suppress(ValueError, ArithmeticError):  # exponents too large for a Decimal

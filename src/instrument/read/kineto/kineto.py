@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...base.errors import TraceError
 from ...base.trace_marks import STEP_PREFIX
 from ...base.units import natural_key
 from ..tables.intervals import merge_overlaps, total_ns
+from ..tables.lanes import map_strings
 from ..tables.links import assemble
 from ..tables.notes import (
     about_ranks,
@@ -29,13 +31,93 @@ from ..tables.notes import (
     number_gpus,
     own_threads,
 )
-from ..tables.table import Array, natural
+from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings, Tables, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .chunks import EventChunks, EventIndex
-from .events import Collector
-from .jax import HOST, sort_events
+from .events import Collector, close_ranges
 from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
+
+HOST = "/host:CPU"
+"""The process of the program in such a trace."""
+
+_DEVICE = re.compile(r"^/device:\w+:(\d+)")
+_STREAM = re.compile(r"^Stream #(\d+)")
+_XLA_THREAD = re.compile(r"^tf_")
+_FRAME = re.compile(r"^\$(.*):(\d+) (.*)$")  # "$train.py:12 main"
+# Calls inside of JAX and XLA, which nobody named for a person.
+_INTERNAL = re.compile(
+    r"::|^(?:PjitFunction\(|ParseArguments|Handle input|AllocateOutput|Wait for |ThunkExecutor|end: )"
+)
+_RUNTIME = re.compile(r"^(?:cu|cuda|hip)[A-Z]")  # calls of CUDA and HIP, on threads of any name
+_KINDS = {
+    "Memcpy": MEMCPY,
+    "Memset": MEMSET,
+    "__amd_rocclr_copyBuffer": MEMCPY,  # the kernels by which AMD's driver copies and sets memory
+    "__amd_rocclr_fillBuffer": MEMSET,
+}
+
+
+def sort_events(
+    columns: Tables, strings: Strings, threads: Sequence[Thread], processes: Mapping[Any, str]
+) -> None:
+    """Move events from the table of others to the tables that they belong to.
+
+    Annotations of the program become regions; those with a step number become steps. XLA's operations on threads
+    of the CPU become operators, those on streams of a device GPU work. Python functions become frames, and other
+    calls on the program's threads calls of the runtime, as are those of CUDA and HIP on any thread.
+
+    Args:
+        columns: the columns of the tables, changed in place.
+        strings: the numbers of the strings in the columns; new names are added.
+        threads: the threads by their numbers.
+        processes: the name of each process.
+    """
+    others = columns["others"]
+    texts = list(strings)
+    codes, place = np.unique(others["name"], return_inverse=True)
+    names = [texts[code] for code in codes.tolist()]
+
+    def named(test: Callable[[str], object]) -> Array:
+        mask: Array = np.array([bool(test(name)) for name in names], bool)[place]
+        return mask
+
+    def on_threads(value: Callable[[Thread], int]) -> Array:
+        column: Array = np.array([value(thread) for thread in threads], np.int64)[others["thread"]]
+        return column
+
+    device = on_threads(lambda thread: _number(_DEVICE, processes.get(thread.process, "")))
+    stream = on_threads(lambda thread: _number(_STREAM, thread.name))
+    host = on_threads(lambda thread: processes.get(thread.process) == HOST) > 0
+    library = on_threads(lambda thread: _XLA_THREAD.match(thread.name) is not None) > 0
+    internal, launches = named(_INTERNAL.search), named(_RUNTIME.match)
+    step = others["number"] >= 0
+    frame = host & named(lambda name: name.startswith("$"))
+    operator = host & library & ~internal & ~launches
+    work = (device >= 0) & (stream >= 0)
+    program = host & (launches | ~library) & ~step & ~frame
+    runtime = program & (internal | launches)
+
+    def move(table: str, mask: Array, **more: Array) -> None:
+        if mask.any():
+            columns[table] = {name: column[mask] for name, column in (others | more).items()}
+
+    move("steps", step)
+    move("frames", frame, name=map_strings(strings, others["name"], lambda name: _FRAME.sub(r"\1(\2): \3", name)))
+    move("operators", operator)
+    move("runtime", runtime, category=np.full(len(place), strings["xla"]))
+    move("regions", program & ~runtime)
+    kinds = [next((kind for word, kind in _KINDS.items() if name.startswith(word)), KERNEL) for name in names]
+    move("gpu", work, category=np.array(kinds, np.int32)[place], device=device, stream=stream)
+    left = ~(step | frame | operator | program | work)
+    columns["others"] = {name: column[left] for name, column in others.items()}
+
+
+def _number(pattern: re.Pattern[str], text: str) -> int:
+    """Return the number in a name, or -1."""
+    match = pattern.match(text)
+    return int(match[1]) if match and len(match[1]) < 10 else -1
+
 
 _BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
@@ -44,11 +126,7 @@ _OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
 
 
 def ranks_in(
-    columns: Mapping[str, Mapping[str, Array]],
-    threads: Sequence[Any],
-    processes: Mapping[Any, str],
-    metadata: Mapping[str, Any],
-    strings: Iterable[str],
+    columns: Tables, threads: Sequence[Any], processes: Mapping[Any, str], strings: Iterable[str]
 ) -> dict[int, Array]:
     """Return the threads of each rank; empty if the file holds one process, or does not say.
 
@@ -56,11 +134,8 @@ def ranks_in(
         columns: the columns of each table.
         threads: the process of each thread.
         processes: the name of each process.
-        metadata: the metadata of the file. Traces of `merge_traces` have a note, and are one trace.
         strings: the texts that the codes of names stand for.
     """
-    if about_ranks(metadata):
-        return {}
     stepping = _processes_with_steps(columns, threads, strings)
     if len(stepping) > 1:
         ranks = {process: rank for rank, process in enumerate(stepping)}
@@ -70,32 +145,28 @@ def ranks_in(
     return {rank: np.flatnonzero(of == rank) for rank in sorted(set(ranks.values()))}
 
 
-def _labelled_processes(
-    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], processes: Mapping[Any, str]
-) -> dict[Any, int]:
+def _labelled_processes(columns: Tables, threads: Sequence[Any], processes: Mapping[Any, str]) -> dict[Any, int]:
     """Return the rank of each process that has the label of one; empty unless all that run have one."""
     labels = {process: _label(process) or _label(processes.get(process)) for process in dict.fromkeys(threads)}
     used = {threads[row] for name in _OF_PROGRAMS if name in columns for row in np.unique(columns[name]["thread"])}
-    found = sorted({labels[process] for process in used}, key=natural_key)
-    if len(found) < 2 or not all(found):
+    used_labels = sorted({labels[process] for process in used}, key=natural_key)
+    if len(used_labels) < 2 or not all(used_labels):
         return {}
-    numbers = _numbers(found)
+    numbers = _numbers(used_labels)
     return {process: numbers[label] for process, label in labels.items() if label in numbers}
 
 
-def _processes_with_steps(
-    columns: Mapping[str, Mapping[str, Array]], threads: Sequence[Any], strings: Iterable[str]
-) -> list[int]:
+def _processes_with_steps(columns: Tables, threads: Sequence[Any], strings: Iterable[str]) -> list[int]:
     """Return the processes without a label that marked steps, in ascending order; none beside work of a GPU."""
     if "regions" not in columns or "gpu" in columns:
         return []
     steps = [code for code, text in enumerate(strings) if text.startswith(STEP_PREFIX)]
     rows = np.isin(columns["regions"]["name"], steps)
-    found = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
-    return sorted(found) if all(isinstance(process, int) for process in found) else []
+    processes = {threads[thread] for thread in np.unique(columns["regions"]["thread"][rows]).tolist()}
+    return sorted(processes) if all(isinstance(process, int) for process in processes) else []
 
 
-def part_of(columns: Mapping[str, Mapping[str, Array]], own: Array, threads: int) -> dict[str, dict[str, Array]]:
+def part_of(columns: Tables, own: Array, threads: int) -> Tables:
     """Return the rows of some threads, which are renumbered in their order."""
     numbers = np.full(threads, -1)
     numbers[own] = np.arange(len(own))
@@ -110,18 +181,18 @@ def _label(name: object) -> str:
     """Return what a process id or a name says of the rank; "" for nothing."""
     if not isinstance(name, str):
         return ""
-    found = _BRACKETS.match(name)
-    return found[1] if found else " ".join(_RANK.findall(name[:200]))
+    in_brackets = _BRACKETS.match(name)
+    return in_brackets[1] if in_brackets else " ".join(_RANK.findall(name[:200]))
 
 
 def _numbers(labels: Iterable[str]) -> dict[str, int]:
     """Return the ranks: the one number in each label, or their places if a label has several."""
-    found = {label: _NUMBER.findall(label) for label in labels}
-    if all(len(numbers) == 1 for numbers in found.values()):
-        ranks = {label: int(numbers[0]) for label, numbers in found.items()}
+    numbers = {label: _NUMBER.findall(label) for label in labels}
+    if all(len(own) == 1 for own in numbers.values()):
+        ranks = {label: int(own[0]) for label, own in numbers.items()}
         if len(set(ranks.values())) == len(ranks):
             return dict(sorted(ranks.items(), key=lambda item: item[1]))
-    return {label: place for place, label in enumerate(found)}
+    return {label: place for place, label in enumerate(numbers)}
 
 
 _DEVICE_NUMBERS = ("numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
@@ -138,10 +209,10 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
         TraceError: the file holds no event, or several ranks.
         OSError: the file cannot be opened.
     """
-    found = read_kineto_ranks(path, progress)
-    if len(found) > 1:
-        raise TraceError(path, f"it holds the traces of {len(found)} ranks")
-    return found[0]
+    traces = read_kineto_ranks(path, progress)
+    if len(traces) > 1:
+        raise TraceError(path, f"it holds the traces of {len(traces)} ranks")
+    return traces[0]
 
 
 def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size: None) -> list[Trace]:
@@ -178,52 +249,50 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     add_losses(note, lost)
     distributed = mapping(about.get("distributedInfo"))
     columns = collector.columns()
-    collector.ends.close(columns, list(collector.strings), lost)
+    close_ranges(collector.ends, columns, list(collector.strings), lost)
     own = own_threads(note, collector.threads)
     for part in columns.values():
         if "thread" in part:
             part["thread"] = own[part["thread"]]
-    threads = [(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    threads = [Thread(*place, collector.thread_names.get(place, "")) for place in collector.threads]
+    processes = [thread.process for thread in threads]
     devices = _devices(about.get("deviceProperties"))
-    if ranks := about_ranks(about):
-        numbers = number_gpus(columns, [process for process, _ in collector.threads], ranks)
-        devices = _devices_of_ranks(numbers, ranks)
-    found = ranks_in(
-        columns, [process for process, _ in collector.threads], collector.processes, about, collector.strings
-    )
-    if not found:
+    threads_of: dict[int, Array] = {}
+    if merged := about_ranks(about):  # of `merge_traces`, and one trace
+        devices = _devices_of_ranks(number_gpus(columns, processes, merged), merged)
+    else:
+        threads_of = ranks_in(columns, processes, collector.processes, collector.strings)
+    trace_of = partial(_trace, path, collector, devices, about, lost, chunks.index)
+    if not threads_of:
         said = (natural(distributed.get(name)) for name in ("rank", "world_size"))
-        rank, size = (None if number < 0 else number for number in said)
-        return [_trace(path, collector, columns, threads, devices, about, lost, rank, size, chunks.index)]
-    traces = []
-    for rank, rows in found.items():
-        tables, names = part_of(columns, rows, len(threads)), [threads[row] for row in rows.tolist()]
-        traces.append(_trace(path, collector, tables, names, devices, about, lost, rank, len(found), chunks.index))
-    return traces
+        return [trace_of(columns, threads, *(None if number < 0 else number for number in said))]
+    return [
+        trace_of(part_of(columns, own, len(threads)), [threads[row] for row in own], rank, len(threads_of))
+        for rank, own in threads_of.items()
+    ]
 
 
 def _trace(
     path: Path,
     collector: Collector,
-    columns: dict[str, dict[str, Array]],
-    threads: list[tuple[Any, Any, str]],
     devices: list[Device],
     about: Mapping[str, Any],
     lost: ReadLosses,
+    look_up: EventIndex,
+    columns: Tables,
+    threads: list[Thread],
     rank: int | None,
     world_size: int | None,
-    look_up: EventIndex,
 ) -> Trace:
     jax = HOST in collector.processes.values() and "others" in columns
     if jax:
-        places = [(process, name) for process, _, name in threads]
-        sort_events(columns, collector.strings, places, collector.processes)
+        sort_events(columns, collector.strings, threads, collector.processes)
     trace = assemble(
         path,
         "jax" if jax else "kineto",
         columns,
         collector.strings,
-        [Thread(*thread) for thread in threads],
+        threads,
         devices=devices,
         metadata=about,
         lost=lost,
@@ -242,23 +311,23 @@ def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, Unr
     others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
     anything = trace.operators or trace.regions or trace.gpu
     names = [processes.get(thread.process, "") for thread in trace.threads]
-    found = {}
+    unread = {}
     for name in dict.fromkeys(names if others else ()):
         if DEVICE.search(name) or not anything:
             threads = [number for number, each in enumerate(names) if each == name]
             rows = others.where(np.isin(others.thread, threads))
             if rows:
                 busy = merge_overlaps(rows.start_ns, rows.end_ns)
-                found[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
-    return found
+                unread[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
+    return unread
 
 
 def _devices_of_ranks(
     numbers: Mapping[tuple[int, int], int], ranks: Mapping[int, Mapping[str, Any]]
 ) -> list[Device]:
     """Return the devices of a merged trace, with their new numbers."""
-    known = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
-    places = [(rank, device) for rank, devices in known.items() for device in devices]
+    by_rank = {rank: _devices(metadata_of(about).get("deviceProperties")) for rank, about in ranks.items()}
+    places = [(rank, device) for rank, devices in by_rank.items() for device in devices]
     return [
         replace(device, id=numbers[rank, device.id]) for rank, device in places if (rank, device.id) in numbers
     ]

@@ -6,14 +6,13 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ..tables.trace import ReadLosses
-from .events import TraceEvent
+from .event_args import TraceEvent
 
 KEYS = rb"(?:ph|cat|name|pid|tid|ts|dur|args|id|s|bp|sf|cname)"
 _PHASE = rb'ph"\s*:|args"\s*:\s*\{'
@@ -76,8 +75,8 @@ def recover_events(text: bytes, lost: ReadLosses, *, last: bool) -> tuple[list[b
             place = end
             continue
         if boundary <= place < len(text):
-            found = BETWEEN.search(text, place) or (_LAST.search(text, place) if last else None)
-            boundary = found.end() if found else len(text)
+            end_of_event = BETWEEN.search(text, place) or (_LAST.search(text, place) if last else None)
+            boundary = end_of_event.end() if end_of_event else len(text)
         if not last and (unfinished or boundary == len(text)):
             return events, None, text[place:]
         if place == len(text):
@@ -96,8 +95,8 @@ def first_event(text: bytes, start: int = 0, end: int = sys.maxsize) -> int | No
 
 def after(pattern: re.Pattern[bytes], text: bytes, place: int) -> int:
     """Return where what matches at a place ends; the place if nothing does."""
-    found = pattern.match(text, place)
-    return found.end() if found else place
+    match = pattern.match(text, place)
+    return match.end() if match else place
 
 
 def value_end(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, bool]:
@@ -123,19 +122,12 @@ def _object(text: bytes, place: int, limit: int = sys.maxsize) -> tuple[int, boo
     return value_end(text, place, limit) if text.startswith(b"{", place) else (place, False)
 
 
-def _is_event(text: bytes) -> bool:
+def _is_event(text: bytes, *, at_any_time: bool = False) -> bool:
     try:
         event = _decode(text)
     except (ValueError, RecursionError):
         return False
-    return bool(event.ph) and event.in_time()
-
-
-def _is_untimely(text: bytes) -> bool:
-    """Return whether only the time keeps a text from being an event."""
-    with suppress(ValueError, RecursionError):
-        return bool(_decode(text.rstrip(b", \t\r\n")).ph)
-    return False
+    return bool(event.ph) and (at_any_time or event.in_time())
 
 
 def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: ReadLosses) -> int:
@@ -151,7 +143,8 @@ def _skip_damage(text: bytes, place: int, end: int, events: list[bytes], lost: R
     elif end == len(text):
         lost.add("the file ends in an event", events=1, size=end - place)
     else:
-        wrong = "with an impossible time" if _is_untimely(text[place:end]) else "that is not JSON"
+        untimely = _is_event(text[place:end].rstrip(b", \t\r\n"), at_any_time=True)
+        wrong = "with an impossible time" if untimely else "that is not JSON"
         lost.add(f"an event {wrong}", events=1, size=end - place)
     return end
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from ...base.errors import TraceError
 
@@ -35,6 +36,15 @@ def text_limit(path: Path) -> int:
     return _BOMB_BYTES + 40 * path.stat().st_size
 
 
+def json_object(text: bytes | str, **options: Any) -> dict[str, Any]:
+    """Return a JSON object of an untrusted file, with what `json.loads` accepts; empty if it is none."""
+    try:
+        content = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text, **options)
+    except (ValueError, RecursionError):  # also integers of thousands of digits, deep nesting
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def read_head(path: Path, size: int) -> bytes:
     """Return the first bytes of a file; of a gzip file, those of its content, as far as ``size`` bytes hold it."""
     with path.open("rb") as file:
@@ -43,6 +53,13 @@ def read_head(path: Path, size: int) -> bytes:
         with suppress(zlib.error):
             return zlib.decompressobj(wbits=31).decompress(head, size)
     return head
+
+
+def file_blocks(file: IO[bytes], progress: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
+    """Yield the content of an open file in blocks, and call ``progress`` with the size of each."""
+    while block := file.read(BLOCK):
+        progress(len(block))
+        yield block
 
 
 def read_blocks(
@@ -59,14 +76,9 @@ def read_blocks(
     Raises:
         TraceError: the file unpacks to more than 256 MiB and 200 times its size, which no trace does.
     """
-
-    def read() -> bytes:
-        part = file.read(BLOCK)
-        progress(len(part))
-        return part
-
-    first = read()
-    parts = chain([first] * bool(first), iter(read, b""))
+    parts = file_blocks(file, progress)
+    first = next(parts, b"")
+    parts = chain([first] * bool(first), parts)
     yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -58,24 +59,23 @@ def find_cycle(regions: Table, rows: Array, names: list[str]) -> Cycle | None:
     """
     numbers = Interner[str]()
     codes = np.array([numbers[name] for name in names], np.int64)
-    known, calls = list(numbers), np.bincount(codes)
+    distinct, calls = list(numbers), np.bincount(codes)
     often = np.flatnonzero(calls >= MIN_CALLS).tolist()
-    regular = [code for code in often if not _BETWEEN.search(known[code])] if len(often) <= _MOST else []
-    updates = [code for code in regular if _UPDATE.search(known[code])]
+    regular = [code for code in often if not _BETWEEN.search(distinct[code])] if len(often) <= _MOST else []
+    updates = [code for code in regular if _UPDATE.search(distinct[code])]
     last = {code: int(np.flatnonzero(codes == code)[-1]) for code in updates}
-    if updates:
-        update = min(updates, key=lambda code: (calls[code], -last[code]))
-        round_of = np.cumsum(np.concatenate(([0], codes[:-1] == update)))
-        if found := _rounds(regions, rows, codes, known, regular, round_of):
-            return found
-    for code in sorted(regular, key=lambda code: -calls[code]):  # of equally many, the first
-        if found := _rounds(regions, rows, codes, known, regular, np.cumsum(codes == code) - 1):
-            return found
-    return None
+    ends = [min(updates, key=lambda code: (calls[code], -last[code]))] if updates else []
+    begins = sorted(regular, key=lambda code: -calls[code])  # of equally many, the first
+    numbered = chain(
+        (np.cumsum(np.append(0, codes[:-1] == code)) for code in ends),
+        (np.cumsum(codes == code) - 1 for code in begins),
+    )
+    cycles = (_rounds(regions, rows, codes, distinct, regular, round_of) for round_of in numbered)
+    return next(filter(None, cycles), None)
 
 
 def _rounds(
-    regions: Table, rows: Array, codes: Array, known: list[str], regular: list[int], round_of: Array
+    regions: Table, rows: Array, codes: Array, names: list[str], regular: list[int], round_of: Array
 ) -> Cycle | None:
     """Return the cycle whose rounds are numbered in ``round_of``; None if they have too little in common."""
     count = int(round_of.max()) + 1
@@ -84,7 +84,7 @@ def _rounds(
     whole = has[:, 1:-1] if count > MIN_CALLS else has  # the recording may begin and end within a round
     common = whole.mean(1) >= _REGULAR
     core = [code for code, each in zip(regular, common.tolist(), strict=True) if each]
-    if sum(not PART_OF_STEP.search(known[code]) for code in core) < 2:
+    if sum(not PART_OF_STEP.search(names[code]) for code in core) < 2:
         return None
     complete = has[common].all(0)
     complete[1:-1] = True
@@ -100,7 +100,7 @@ def _rounds(
         return None
     order = dict.fromkeys(codes[ours][round_of[ours] == of[kept][0]].tolist())
     begun = rows[ours[first]][kept]
-    return Cycle(regions.start_ns[begun], ends[kept], begun, [known[code] for code in order])
+    return Cycle(regions.start_ns[begun], ends[kept], begun, [names[code] for code in order])
 
 
 _NUMBERS = re.compile(r"\d+")
@@ -130,8 +130,8 @@ def steps_from_regions(trace: Trace, steps_from: str) -> Trace:
     if not steps_from:
         raise ValueError(f'"steps_from" must be a regular expression that is not empty: {steps_from!r}')
     if not chosen.any():
-        known = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
-        which = f"the outermost are: {known:.300}" if known else "the trace has no regions"
+        outermost = ", ".join(dict.fromkeys(trace.regions.where(trace.regions.parent < 0).text("name")))
+        which = f"the outermost are: {outermost:.300}" if outermost else "the trace has no regions"
         raise ValueError(f'"steps_from" must match the name of a region: {steps_from!r}; {which}')
     around = np.append(inside_rows(chosen, trace.regions.parent), False)[trace.regions.parent]
     return _with_steps(trace, np.flatnonzero(chosen & ~around))
@@ -165,7 +165,7 @@ def steps_found(trace: Trace) -> Trace:
         trace_of_rounds = _with_table(trace, columns, _THEN.join(cycle.names))
         if _has_gpu_work(trace_of_rounds):
             return trace_of_rounds
-    found = []
+    candidates = []
     places = defaultdict(list)
     for row, name in zip(rows.tolist(), names, strict=True):
         places[name].append(row)
@@ -174,8 +174,8 @@ def steps_found(trace: Trace) -> Trace:
         apart = np.all(regions.end_ns[calls][:-1] <= regions.start_ns[calls][1:])
         long = regions.duration_ns[calls].sum() > _MIN_SHARE * (end - start)
         if len(calls) >= MIN_CALLS and apart and long and not PART_OF_STEP.search(name):
-            found.append(_with_steps(trace, calls))
-    return found[0] if len(found) == 1 and _has_gpu_work(found[0]) else trace
+            candidates.append(_with_steps(trace, calls))
+    return candidates[0] if len(candidates) == 1 and _has_gpu_work(candidates[0]) else trace
 
 
 def describe_steps_from(steps_from: str) -> str:
@@ -187,15 +187,15 @@ def describe_steps_from(steps_from: str) -> str:
 
 def _has_gpu_work(trace: Trace) -> bool:
     """Return whether most of the GPU work whose launch is known was launched in steps."""
-    known = (trace.gpu.launch >= 0) | (trace.gpu.operator >= 0)
-    in_steps = trace.gpu.step[known] >= 0
-    return not known.any() or bool(in_steps.mean() > _MIN_SHARE)
+    launched = (trace.gpu.launch >= 0) | (trace.gpu.operator >= 0)
+    in_steps = trace.gpu.step[launched] >= 0
+    return not launched.any() or bool(in_steps.mean() > _MIN_SHARE)
 
 
 def _with_steps(trace: Trace, rows: Array) -> Trace:
     part = trace.regions.where(rows)
     names = part.text("name")
-    numbers = [int(found[1]) if (found := _LAST_NUMBER.search(name)) else -1 for name in names]
+    numbers = [int(match[1]) if (match := _LAST_NUMBER.search(name)) else -1 for name in names]
     if numbers[0] < 0 or np.any(np.diff(numbers) <= 0):
         numbers = list(range(len(names)))
     columns = {name: part[name] for name in ("start_ns", "duration_ns", "name", "event", "thread")}
@@ -213,8 +213,8 @@ def _with_table(trace: Trace, columns: dict[str, Array], steps_from: str) -> Tra
     result = replace(trace, steps=steps, gpu=gpu, steps_from=steps_from)
     index = StepIndex(result)
     for link, calls in (("operator", trace.operators), ("launch", trace.runtime)):
-        known = np.flatnonzero(gpu[link] >= 0)
-        origin = gpu[link][known]
-        gpu.step[known] = index.rows_at(calls.start_ns[origin], calls.thread[origin])
+        linked = np.flatnonzero(gpu[link] >= 0)
+        origin = gpu[link][linked]
+        gpu.step[linked] = index.rows_at(calls.start_ns[origin], calls.thread[origin])
     result.coverage = {**trace.coverage, "step": link_coverage(gpu, "step")}
     return result

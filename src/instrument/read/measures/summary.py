@@ -20,8 +20,7 @@ from ..tables.steps import StepIndex, gpu_work, in_no_region_ns, main_thread, ou
 from ..tables.table import Array, Table
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, count_gpus
-from .step_lengths import StepLengths, merge_step_lengths
-from .step_work import step_lengths
+from .step_lengths import StepLengths, merge_step_lengths, step_lengths
 from .timing import Timing
 
 _MAX_DEPTH = 100

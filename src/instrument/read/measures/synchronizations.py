@@ -240,10 +240,10 @@ def _outermost(trace: Trace, rows: Array) -> tuple[Array, Array]:
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:
     """Return the synchronizations that CUPTI recorded and whose call is not in the trace."""
     syncs, runtime = trace.syncs, trace.runtime
-    known = (syncs.correlation >= 0) & np.isin(syncs.correlation, runtime.correlation)
+    has_call = (syncs.correlation >= 0) & np.isin(syncs.correlation, runtime.correlation)
     waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
     within = (covered_ns(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
-    return np.flatnonzero(~known & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))
+    return np.flatnonzero(~has_call & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))
 
 
 def _devices(gpu: Table, launched: Array, by: Array, at: Array, thread: Array, start: Array) -> Array:
@@ -271,7 +271,7 @@ def _adjacent(runtime: Table, launch: Array, thread: Array, start: Array) -> Arr
 
 def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | None]:
     """Return `Synchronization.idle_ns` of each call."""
-    found: list[int | None] = [None] * len(end)
+    idle: list[int | None] = [None] * len(end)
     work, ends_ns = dict(group_rows(gpu.device)), gpu.end_ns
     nothing = np.empty(0, np.int64)
     for number, calls in group_rows(device):
@@ -282,9 +282,9 @@ def _idle(gpu: Table, end: Array, blocked: Array, device: Array) -> list[int | N
         for row, after in zip(calls.tolist(), np.searchsorted(starts, end[calls], "right").tolist(), strict=True):
             since = int(ends[after - 1]) if after else int(end[row])
             if since > end[row]:
-                found[row] = 0
+                idle[row] = 0
             elif after < len(starts):
                 left = left if after == before else int(starts[after]) - since
-                before, found[row] = after, min(left, int(blocked[row]))
-                left -= found[row] or 0
-    return found
+                before, idle[row] = after, min(left, int(blocked[row]))
+                left -= idle[row] or 0
+    return idle

@@ -43,25 +43,25 @@ class Timing:
     @classmethod
     def from_manifest(cls, entry: Mapping[str, Any] | None) -> Timing | None:
         """Return the timing in a line of the manifest; None if it has none."""
-        known = entry.get("timing") if entry else None
-        if entry is None or not isinstance(known, Mapping):
+        timing = entry.get("timing") if entry else None
+        if entry is None or not isinstance(timing, Mapping):
             return None
-        run_steps, run_ns, around_ns = (known.get(key) for key in ("run_steps", "run_ns", "around_ns"))
-        own_ns, cut_step = known.get("own_ns", 0), entry.get("cut_step")
+        run_steps, run_ns, around_ns = (timing.get(key) for key in ("run_steps", "run_ns", "around_ns"))
+        own_ns, cut_step = timing.get("own_ns", 0), entry.get("cut_step")
         if not (isinstance(run_steps, int) and isinstance(run_ns, int) and isinstance(own_ns, int)):
             return None
         around = (around_ns,) if isinstance(around_ns, int) else ()
         reason = str(entry.get("reason") or "") if entry.get("status") == "partial" else ""
         return cls(
             around,
-            _join_spans(filter(None, map(_span, _as_list(known.get("around_steps"))))) if around else (),
+            _join_spans(filter(None, map(_span, _as_list(timing.get("around_steps"))))) if around else (),
             run_steps,
             run_ns,
-            _span(known.get("untimed_steps")),
+            _span(timing.get("untimed_steps")),
             own_ns,
             ((_span(entry.get("planned_steps")), reason),),
             (cut_step,) if isinstance(cut_step, int) else (),
-            tuple(each for each in _as_list(known.get("around_each_ns")) if isinstance(each, int))
+            tuple(each for each in _as_list(timing.get("around_each_ns")) if isinstance(each, int))
             if around
             else (),
         )

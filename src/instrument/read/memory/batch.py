@@ -110,27 +110,27 @@ def _factor(fixed: Array, growing: Array, limit_bytes: int | None) -> float | No
     return float(((limit - fixed[grows]) / growing[grows]).min())
 
 
-def batch_texts(found: LargerBatch, batch: int | None = None) -> list[str]:
+def batch_texts(larger: LargerBatch, batch: int | None = None) -> list[str]:
     """Return the estimate and its assumption in sentences; none if nothing grows.
 
     Args:
-        found: the estimate.
+        larger: the estimate.
         batch: the batch size of the snapshot; None if it is not known.
     """
-    whole = found.growing_bytes + found.fixed_bytes
-    if found.doubled_bytes == whole and found.factor is None:
+    whole = larger.growing_bytes + larger.fixed_bytes
+    if larger.doubled_bytes == whole and larger.factor is None:
         return []
     part = "Nothing"
-    if found.growing_bytes:
-        part = f"{size(found.growing_bytes)} ({percentage(found.growing_bytes / whole)})"
+    if larger.growing_bytes:
+        part = f"{size(larger.growing_bytes)} ({percentage(larger.growing_bytes / whole)})"
     text = (
         f"{part} of the peak grows with the batch. With a batch twice as large, "
-        f"the peak would be {size(found.doubled_bytes)}{_in_pass(found.doubled_pass)}."
+        f"the peak would be {size(larger.doubled_bytes)}{_in_pass(larger.doubled_pass)}."
     )
     limit = []
-    if found.factor is not None:
-        limit = [_limit_text(found, found.factor, batch)]
-    elif batch and found.limit_bytes is None:
+    if larger.factor is not None:
+        limit = [_limit_text(larger, larger.factor, batch)]
+    elif batch and larger.limit_bytes is None:
         limit = ["How large the batch can be is not known without the memory of the GPU: see --limit."]
     return [text, *limit, f"Assumed: {ASSUMPTION}."]
 
@@ -141,8 +141,8 @@ def _in_pass(name: str) -> str:
     return ", in the step of the optimizer" if name == PASS_NAMES[OPTIMIZER_STEP] else f", in the {name} pass"
 
 
-def _limit_text(found: LargerBatch, factor: float, batch: int | None) -> str:
-    limit = size(found.limit_bytes or 0)
+def _limit_text(larger: LargerBatch, factor: float, batch: int | None) -> str:
+    limit = size(larger.limit_bytes or 0)
     if factor == 0:
         return f"No batch fits into {limit}: what does not grow with it needs more."
     times = f"{factor:.2f}" if factor < _MANY else count(int(factor))
@@ -193,12 +193,12 @@ class BatchFit(NamedTuple):
         """Return the largest batch whose peak is within a limit: 0 if none is, and None if any is."""
         if any(each.bytes(0) > limit_bytes and each.bytes_per_sample <= 0 for each in self.stretches):
             return 0
-        found = [
+        limits = [
             (limit_bytes - each.fixed_bytes) // each.bytes_per_sample
             for each in self.stretches
             if each.bytes_per_sample > 0
         ]
-        return max(int(min(found)), 0) if found else None
+        return max(int(min(limits)), 0) if limits else None
 
 
 def pass_peaks(timeline: Timeline, passes: Passes, stretches: int = 1) -> dict[tuple[str, int], int]:
@@ -214,12 +214,12 @@ def pass_peaks(timeline: Timeline, passes: Passes, stretches: int = 1) -> dict[t
     _, first, length = np.unique(number, return_index=True, return_counts=True)
     first, length = np.repeat(first, length), np.repeat(length, length)
     stretch = (np.arange(len(event)) - first) * stretches // np.maximum(length, 1)
-    found = {}
+    peaks = {}
     for name, each in ((name, each) for name in range(len(PASS_NAMES)) for each in range(stretches)):
         own = used[(kind == name) & (stretch == each)]
         if len(own):
-            found[PASS_NAMES[name], each] = int(own.max())
-    return found
+            peaks[PASS_NAMES[name], each] = int(own.max())
+    return peaks
 
 
 def fit_batches(

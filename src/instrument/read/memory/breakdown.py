@@ -146,20 +146,20 @@ class Breakdown:
 
     def by_category(self) -> dict[str, tuple[int, int]]:
         """Return the known, and the other bytes of each category, in the order of `CATEGORIES`."""
-        known, other = defaultdict[str, int](int), defaultdict[str, int](int)
+        with_line, other = defaultdict[str, int](int), defaultdict[str, int](int)
         for use in self.uses:
-            (other if use.place is None else known)[use.category] += use.bytes
-        return {name: (known[name], other[name]) for name in CATEGORIES}
+            (other if use.place is None else with_line)[use.category] += use.bytes
+        return {name: (with_line[name], other[name]) for name in CATEGORIES}
 
 
 def _sums(rows: Iterable[tuple[_Key, int, int]]) -> dict[_Key, tuple[int, int]]:
     """Return the sums of bytes and blocks by key, the largest first."""
-    found = defaultdict[_Key, list[int]](lambda: [0, 0])
+    by_key = defaultdict[_Key, list[int]](lambda: [0, 0])
     for key, total, blocks in rows:
-        sums = found[key]
+        sums = by_key[key]
         sums[0] += total
         sums[1] += blocks
-    return {key: (total, blocks) for key, (total, blocks) in sorted(found.items(), key=lambda item: -item[1][0])}
+    return {key: (total, blocks) for key, (total, blocks) in sorted(by_key.items(), key=lambda item: -item[1][0])}
 
 
 def add_up(rows: Iterable[tuple[Same, int]]) -> tuple[Use, ...]:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..tables.lanes import distinct
 from ..tables.table import Array, Table
 from .passes import (
     BACKWARD_PASS,
@@ -42,18 +43,15 @@ def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cas
         cast: a mask of those whose stack has a frame that casts.
     """
     sizes, parameter_count = np.unique(size[parameters], return_counts=True)
-    found = np.zeros(len(size), bool)
+    casts = np.zeros(len(size), bool)
     rows = np.flatnonzero(kept & (cast if cast.any() else True))
     if not len(sizes) or not len(rows):
-        return found
+        return casts
     place = np.minimum(np.searchsorted(sizes, 2 * size[rows]), len(sizes) - 1)
     fits = sizes[place] == 2 * size[rows]
     rows, place = rows[fits], place[fits]
-    keys, which, times = np.unique(
-        np.stack((number[rows], place)), axis=1, return_inverse=True, return_counts=True
-    )
-    few = times <= parameter_count[keys[1]]
-    few = few[which.reshape(-1)]
+    first, which = distinct(number[rows], place)
+    few = (np.bincount(which) <= parameter_count[place[first]])[which]
     rows, place = rows[few], place[few]
     total = size[parameters].sum()
     large = (parameter_count > 1) & (sizes * parameter_count >= _LARGE * total)
@@ -62,8 +60,8 @@ def weight_casts(size: Array, number: Array, kept: Array, parameters: Array, cas
         part = (np.bincount(place[own], minlength=len(sizes)) / parameter_count)[large]
         alike = part.min(initial=1) >= _ALIKE * part.max(initial=0)
         if cast.any() or (alike and 2 * size[rows[own]].sum() >= _LEAST * total):
-            found[rows[own]] = True
-    return found
+            casts[rows[own]] = True
+    return casts
 
 
 CATEGORIES = {
@@ -217,7 +215,12 @@ def _of_device(
         facts: what the stacks tell.
     """
     marks = facts.marks[own.stack]
-    begun, ended, same, last = _when(own, events, passes)
+    kind, number = np.append(passes.kind, -1), np.append(passes.number, -1)
+    begin, end = own.begin, np.where(own.end < events, own.end, -1)  # -1 is the last, the row of "none"
+    begun, ended = kind[begin], kind[end]  # the kinds of the passes; -1 if older than the events, or not freed
+    same = (begin >= 0) & (end >= 0) & (begun == ended) & (number[begin] == number[end])
+    # in use when the events end, in the pass in which it began
+    last = (begin >= 0) & (end < 0) & (number[begin] == number[max(begin.max(initial=-1), end.max(initial=-1))])
     old, kept = own.begin < 0, own.end >= events
     makes = (marks & PARAMETERS > 0) & (marks & MODULE == 0)
     backward = begun == BACKWARD_PASS
@@ -253,36 +256,11 @@ def _of_device(
     category[result], evidence[result] = _ACTIVATIONS, _reason("freed after a call")
     _infer_freed(own, left & ~kept, category, evidence, begun, passes)
     kept_activations = (category == _ACTIVATIONS) & (begun == FORWARD_PASS)
-    number = np.append(passes.number, -1)[own.begin]
-    casts = weight_casts(own.requested_bytes, number, kept_activations, category == _PARAMETERS, marks & CAST > 0)
+    casts = weight_casts(
+        own.requested_bytes, number[begin], kept_activations, category == _PARAMETERS, marks & CAST > 0
+    )
     category[casts] = _CASTS
     return category, evidence
-
-
-class _When(NamedTuple):
-    """When each allocation begins and ends.
-
-    Attributes:
-        begun: the kind of its pass; -1 if it is older than the events.
-        ended: the kind of the pass that frees it; -1 if none does.
-        same: whether both are the same pass.
-        last: whether it is in use when the events end, in the pass in which it began.
-    """
-
-    begun: Array
-    ended: Array
-    same: Array
-    last: Array
-
-
-def _when(own: Table, events: int, passes: Passes) -> _When:
-    kind, number = np.append(passes.kind, -1), np.append(passes.number, -1)
-    begin, end = own.begin, np.where(own.end < events, own.end, -1)  # -1 is the last, the row of "none"
-    same = (begin >= 0) & (end >= 0) & (kind[begin] == kind[end]) & (number[begin] == number[end])
-    rows = np.concatenate((begin, end))
-    final = number[rows.max(initial=-1)]
-    last = (begin >= 0) & (end < 0) & (number[begin] == final)
-    return _When(kind[begin], kind[end], same, last)
 
 
 def _one_pass(own: Table, wanted: Array, passes: Passes) -> Array:
@@ -302,14 +280,11 @@ def _paired(own: Table, rows: Array, sizes: Array) -> Array:
     Sizes that it does not have give a large number.
     """
     order = np.lexsort((rows, own.requested_bytes[rows]))
-    size = own.requested_bytes[rows[order]]
-    first = np.searchsorted(size, size)
-    known, times = np.unique(sizes, return_counts=True)
-    place = np.minimum(np.searchsorted(known, size), max(len(known) - 1, 0))
-    found = known[place] == size if len(known) else np.zeros(len(size), bool)
+    size, sizes = own.requested_bytes[rows[order]], np.sort(sizes)
+    before = np.arange(len(size)) - np.searchsorted(size, size)
+    times = np.searchsorted(sizes, size, "right") - np.searchsorted(sizes, size)
     result = np.empty(len(rows), np.int64)
-    times = times[place] if len(known) else np.ones(len(size), np.int64)
-    result[order] = np.where(found, (np.arange(len(size)) - first) // times, len(size) + 1)
+    result[order] = np.where(times > 0, before // np.maximum(times, 1), len(size) + 1)
     return result
 
 
@@ -341,9 +316,9 @@ def _infer_by_line(left: Array, category: Array, evidence: Array, freed: _Freed)
     last = np.zeros(len(lines), np.int64)
     np.minimum.at(first, place, category[later])
     np.maximum.at(last, place, category[later])
-    known, alone = lines[first == last], first[first == last]
-    rows = np.flatnonzero(left & np.isin(freed.line, known))
-    category[rows] = alone[np.searchsorted(known, freed.line[rows])]
+    of_one, alone = lines[first == last], first[first == last]
+    rows = np.flatnonzero(left & np.isin(freed.line, of_one))
+    category[rows] = alone[np.searchsorted(of_one, freed.line[rows])]
     evidence[rows] = _reason("freed as later ones")
 
 
@@ -358,8 +333,8 @@ def _infer_state(
     new = _one_pass(own, (category == _STATE) & (begun == OPTIMIZER_STEP), passes)
     turn = _paired(own, rows, new)
     unlike = (turn > len(rows)) & (freed.marks[rows] & OPTIMIZER > 0)
-    found = rows[(turn == 0) | unlike]
-    category[found], evidence[found] = _STATE, _reason("freed in a step")
+    states = rows[(turn == 0) | unlike]
+    category[states], evidence[states] = _STATE, _reason("freed in a step")
 
 
 def _infer_freed(own: Table, left: Array, category: Array, evidence: Array, begun: Array, passes: Passes) -> None:
@@ -370,5 +345,5 @@ def _infer_freed(own: Table, left: Array, category: Array, evidence: Array, begu
     ):
         rows = np.flatnonzero(left & (category == _OTHER))
         sizes = _one_pass(own, (category == name) & (begun == pass_), passes)
-        found = rows[_paired(own, rows, sizes) == 0]
-        category[found], evidence[found] = name, _reason(reason)
+        sized = rows[_paired(own, rows, sizes) == 0]
+        category[sized], evidence[sized] = name, _reason(reason)

@@ -1,8 +1,9 @@
-"""What the stacks of a snapshot tell: the line of the program, and the pass and the step of each event."""
+"""What the events of a snapshot belong to: the line of the program, the pass, the step and the region."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 
 from ...base.source_paths import is_library, path_in_torch
 from ...base.trace_marks import STEP_PREFIX
+from ..tables.nest import NestedRanges
 from ..tables.table import Array, Table
 
 PYTHON, OPTIMIZER, BACKWARD, MODULE, WORKSPACE, PARAMETERS, EMPTY_CACHE, CAST, CLOSURE, ZERO_GRAD = (
@@ -59,7 +61,8 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     """Return what the stacks of a `MemorySnapshot` tell."""
     files, names = frames.text("file"), frames.text("name")
     marks = np.array([_marks(*each) for each in zip(files, names, strict=True)] or [0])
-    users = (marks & PYTHON > 0) & ~_by_text(frames, _is_not_own)
+    own_files = _by_text(frames, lambda file: not is_library(file) and not _GENERATED.search(file))
+    users = (marks & PYTHON > 0) & own_files
     roots = np.array([name in _ROOTS for name in names] or [False])
     flat = np.fromiter(chain.from_iterable(stacks), np.int64)
     sizes = np.array([len(stack) for stack in stacks])
@@ -69,21 +72,22 @@ def stack_facts(frames: Table, stacks: Sequence[tuple[int, ...]]) -> StackFacts:
     innermost = by_stack.lowest(python)
     own = by_stack.lowest(users[flat])
     line = np.where(own >= 0, own, innermost)
-    found = by_stack.union(marks[flat])
+    all_marks = by_stack.union(marks[flat])
     optimizer, inner = (by_stack.lowest(marks[flat] & mark > 0) for mark in (OPTIMIZER, MODULE | BACKWARD))
     base = _by_text(frames, lambda file: path_in_torch(file) == _BASE_OF_OPTIMIZERS)
     calls_own = (own >= 0) & ~base[flat[optimizer]] if len(flat) else own >= 0
     # Frames nearer to the allocation than torch's optimizer are of what it calls: Lightning trains in a closure.
     closure = ((inner >= 0) & (inner < optimizer)) | (calls_own & (own < optimizer))
-    found = np.where(closure, found & ~OPTIMIZER | CLOSURE, found)
+    all_marks = np.where(closure, all_marks & ~OPTIMIZER | CLOSURE, all_marks)
     outermost = by_stack.highest(python)
     rooted = roots[flat[outermost]] & (outermost >= 0) if len(flat) else outermost >= 0
     if rooted.sum() * 2 > (outermost >= 0).sum():  # else roots are not recorded
         # autograd's threads call hooks, custom functions and checkpointed parts
-        found = np.where((outermost >= 0) & ~rooted, found | BACKWARD, found)
+        all_marks = np.where((outermost >= 0) & ~rooted, all_marks | BACKWARD, all_marks)
     line = np.where(line >= 0, flat[line] if len(flat) else line, -1)
-    calls_module, outside = marks & MODULE > 0, _by_text(frames, _is_outside)
-    return StackFacts(line, found, _calls(by_stack, calls_module, outside), calls_module, outside)
+    calls_module = marks & MODULE > 0
+    outside = _by_text(frames, lambda file: _is_python(file) and not path_in_torch(file))
+    return StackFacts(line, all_marks, _calls(by_stack, calls_module, outside), calls_module, outside)
 
 
 def _calls(by_stack: _Reduced, calls_module: Array, outside: Array) -> Array:
@@ -93,9 +97,9 @@ def _calls(by_stack: _Reduced, calls_module: Array, outside: Array) -> Array:
         return flat
     place = np.where(outside[flat], np.arange(len(flat)), len(flat))
     following = np.minimum.accumulate(place[::-1])[::-1]
-    found = following[calls_module[flat]]
-    same = found < (starts + sizes).repeat(sizes)[calls_module[flat]]
-    rows: Array = np.unique(flat[found[same]])
+    callers = following[calls_module[flat]]
+    same = callers < (starts + sizes).repeat(sizes)[calls_module[flat]]
+    rows: Array = np.unique(flat[callers[same]])
     return rows
 
 
@@ -128,23 +132,15 @@ class _Reduced(NamedTuple):
 
 
 def _by_text(frames: Table, function: Callable[[str], bool]) -> Array:
-    known = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
-    return np.array([known[code] for code in frames.file.tolist()] or [False])
-
-
-def _is_not_own(file: str) -> bool:
-    return is_library(file) or _GENERATED.search(file) is not None
-
-
-def _is_outside(file: str) -> bool:
-    return _is_python(file) and not path_in_torch(file)
+    by_code = {code: function(frames.strings[code]) for code in np.unique(frames.file).tolist()}
+    return np.array([by_code[code] for code in frames.file.tolist()] or [False])
 
 
 def _marks(file: str, name: str) -> int:
     """Return the marks of a frame."""
     if not _is_python(file):
-        found = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
-        return sum(mark for mark, pattern in found if pattern.search(name))
+        patterns = ((BACKWARD, _ENGINE), (WORKSPACE, _WORKSPACE), (CAST, _CAST))
+        return sum(mark for mark, pattern in patterns if pattern.search(name))
     inside = path_in_torch(file)
     if name == "zero_grad":
         return PYTHON | ZERO_GRAD
@@ -164,15 +160,15 @@ def module_calls(facts: StackFacts, stack: Sequence[int]) -> tuple[int, ...]:
 
     Frames have no names of modules; the line that calls one tells it from others of its class.
     """
-    found = []
+    calls = []
     caller = -1
     for row in reversed(stack):
         if facts.calls_module[row]:
             if caller >= 0:
-                found.append(caller)
+                calls.append(caller)
         elif facts.outside[row]:
             caller = row
-    return tuple(found)
+    return tuple(calls)
 
 
 def _is_python(file: str) -> bool:
@@ -217,9 +213,9 @@ def passes_of(events: Table, annotations: Table, facts: StackFacts, stacks: Arra
         own = np.flatnonzero(events.device == device)
         marks = facts.marks[stacks[own]]
         alike = frees[own], ~frees[own] & ~taken[own]
-        kind[own] = found = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
-        begins = (found != FORWARD_PASS) | (marks & MODULE > 0)
-        strong = _filled(np.where(begins, found, _UNKNOWN))
+        kind[own] = kinds = _kinds(marks, alike, _in_optimizer(events.time_ns[own], annotations, device))
+        begins = (kinds != FORWARD_PASS) | (marks & MODULE > 0)
+        strong = _filled(np.where(begins, kinds, _UNKNOWN))
         number[own] = np.cumsum(np.append(0, np.diff(strong) != 0)) if len(own) else strong
     return Passes(kind, number)
 
@@ -295,3 +291,140 @@ def _ends(annotations: Table, pattern: re.Pattern[str]) -> Array:
     ends = annotations.matching("stage", _END) & annotations.matching("name", pattern)
     times: Array = np.sort(annotations.time_ns[ends])
     return times
+
+
+_STEP = re.compile(f"^{STEP_PREFIX}")
+_BOOTSTRAP, _THREADING = re.compile("^_bootstrap$"), re.compile(r"\bthreading\.py$")
+_MOST_THREADS = 30  # of more, several have a region open at nearly any time, and none is known
+
+
+def regions_of(
+    events: Table,
+    annotations: Table,
+    rows: Array,
+    passes: Passes,
+    frames: Table,
+    stacks: Sequence[tuple[int, ...]],
+) -> list[str]:
+    """Return the name of the innermost region that the thread of each event had open; empty if none is known.
+
+    What the program sets with ``torch.cuda.memory._set_memory_metadata`` comes before regions.
+
+    A range has a thread, and an event of the allocator does not say its own. What is known of it: in a backward
+    pass, the loop's thread waits for threads of autograd, so that nothing begins or ends there while they have a
+    range open; other threads with ranges run beside the loop. A thread that Python started has a root of its own
+    in its stacks.
+
+    Args:
+        events: those of a `MemorySnapshot`, as the other tables.
+        annotations: the begins and ends of ranges.
+        rows: rows of events; -1 for memory that is older.
+        passes: the passes of the events.
+        frames: the frames of the stacks.
+        stacks: the stacks.
+    """
+    regions = [events.strings[events.user_metadata[row]] if row >= 0 else "" for row in rows.tolist()]
+    timed = np.flatnonzero(rows >= 0)
+    timed = timed[events.time_ns[rows[timed]] >= 0]
+    marks = annotations.where(annotations.time_ns >= 0)
+    if not len(marks) or not len(timed):
+        return regions
+    marks = marks.where(np.argsort(marks.time_ns, kind="stable"))
+    event = rows[timed]
+    opened = _opened(marks, np.searchsorted(marks.time_ns, events.time_ns[event], "right"))
+    backward = passes.kind == BACKWARD_PASS
+    # Python started the threads whose stacks have a root of its own
+    roots = set(np.flatnonzero(frames.matching("name", _BOOTSTRAP) & frames.matching("file", _THREADING)).tolist())
+    started = np.array([not roots.isdisjoint(stack) for stack in stacks])[events.stack]
+    program = ~backward & (events.stack > 0)
+    in_thread = 2 * started[program].sum() > program.sum()  # where the loop is, as most of these are its own
+    names = _names(opened, backward[event], started[event] == in_thread, in_thread)
+    for place, name in zip(timed.tolist(), names.tolist(), strict=True):
+        regions[place] = regions[place] or name
+    return regions
+
+
+class _Opened(NamedTuple):
+    """The name of the innermost range that threads have open, at each of some places; empty without one.
+
+    Attributes:
+        loop: that of the thread that steps.
+        helping: those of threads for which this one waits.
+        beside: those of the others.
+    """
+
+    loop: Array
+    helping: list[Array]
+    beside: list[Array]
+
+
+def _opened(marks: Table, places: Array) -> _Opened:
+    """Return what threads have open at places between the begins and ends, which are in order."""
+    begin, end = _paired(marks)
+    names = np.array(marks.text("name"), object)[begin]
+    thread = marks.thread[begin]
+    steps = np.unique(marks.thread[marks.matching("name", _STEP) & (marks.thread >= 0)])
+    if len(steps) == 1:
+        thread = np.where(thread < 0, steps, thread)  # torch notes its own ranges on this thread
+    threads, lane = np.unique(thread, return_inverse=True)
+    nothing = np.full(len(places), "", object)
+    if not 0 < len(threads) <= _MOST_THREADS:
+        return _Opened(nothing, [], [])
+    opened = dict.fromkeys(steps.tolist(), nothing)  # the begins of a thread can be too old to be kept
+    nest = NestedRanges(begin, end, lane.reshape(-1))
+    for number, each in enumerate(threads.tolist()):
+        opened[each] = np.append(names, "")[nest.innermost_at(places - 1, np.full(len(places), number))]
+    if len(threads) > 1 and len(steps) != 1:
+        return _Opened(_agreed(list(opened.values())), [], list(opened.values()))
+    loop = int(steps[0] if len(steps) else threads[0])
+    own = thread == loop
+    noted = np.sort(np.concatenate((begin[own], end[own])))
+    beside = set(thread[np.searchsorted(noted, begin) != np.searchsorted(noted, end)].tolist())
+    others = {each: names_of for each, names_of in opened.items() if each != loop}
+    return _Opened(
+        opened[loop],
+        [names_of for each, names_of in others.items() if each not in beside],
+        [names_of for each, names_of in others.items() if each in beside],
+    )
+
+
+def _paired(marks: Table) -> tuple[Array, Array]:
+    """Return the rows at which ranges begin, and those at which they end; torch's own have no number."""
+    begin: list[int] = []
+    end: list[int] = []
+    open_ = defaultdict[tuple[int, str], list[int]](list)
+    columns = marks.range.tolist(), marks.text("name"), marks.text("stage")
+    for row, (number, name, stage) in enumerate(zip(*columns, strict=True)):
+        ranges = open_[number, "" if number >= 0 else name]
+        if stage == "START":
+            ranges.append(len(begin))
+            begin.append(row)
+            end.append(len(marks))
+        elif ranges:
+            end[ranges.pop()] = row
+    return np.array(begin, np.int64), np.array(end, np.int64)
+
+
+def _names(opened: _Opened, backward: Array, like_loop: Array, in_thread: bool) -> Array:
+    """Return the name at each place.
+
+    Args:
+        opened: what threads have open.
+        backward: whether autograd allocates there.
+        like_loop: whether Python started the allocating thread if, and only if, it started that of the loop.
+        in_thread: whether it started that of the loop, which is the main thread otherwise.
+    """
+    none = np.full(len(backward), "", object)
+    helps = sum((names != "" for names in opened.helping), np.zeros(len(backward), np.int64))
+    helping = sum(opened.helping, none)  # the only name, where one thread helps
+    by_autograd = np.where(helps == 1, helping, opened.loop)
+    by_loop = _agreed([opened.loop, *opened.beside]) if in_thread else opened.loop
+    by_others = _agreed(opened.beside or [none])
+    names: Array = np.where(backward, by_autograd, np.where(like_loop, by_loop, by_others))
+    return names
+
+
+def _agreed(threads: Sequence[Array]) -> Array:
+    """Return the name that all threads have; empty where they differ."""
+    names: Array = np.where(np.all([each == threads[0] for each in threads], axis=0), threads[0], "")
+    return names

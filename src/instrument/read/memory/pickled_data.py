@@ -127,9 +127,9 @@ class DataReader:
                 take(stack[-1])
                 at += 1
             elif op == 0x5D:  # EMPTY_LIST
-                known = _KNOWN_LIST.match(data, at)
-                stack.append([] if known is None else self._known_list(known))
-                at = at + 1 if known is None else known.end()
+                repeated = _KNOWN_LIST.match(data, at)
+                stack.append([] if repeated is None else self._known_list(repeated))
+                at = at + 1 if repeated is None else repeated.end()
                 self._count_container()
             elif op == 0x7D:  # EMPTY_DICT
                 stack.append({})
@@ -216,15 +216,15 @@ class DataReader:
     def _known_list(self, match: re.Match[bytes]) -> tuple[Any, ...]:
         """Return the tuple for a list of `_KNOWN_LIST`."""
         put, items = match.groups()
-        known = self._lists.get(items)
-        if known is None:
+        repeated = self._lists.get(items)
+        if repeated is None:
             places = (one[0] if one else int.from_bytes(four, "little") for one, four in _KNOWN.findall(items))
-            known = self._lists[items] = tuple([self._memo[place] for place in places])
+            repeated = self._lists[items] = tuple([self._memo[place] for place in places])
         if put == b"\x94":
-            self._memo.append(known)
+            self._memo.append(repeated)
         elif put:
-            self._put(int.from_bytes(put[1:], "little"), known)
-        return known
+            self._put(int.from_bytes(put[1:], "little"), repeated)
+        return repeated
 
 
 def _add_items(target: Any, items: list[Any]) -> None:

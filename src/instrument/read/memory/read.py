@@ -1,4 +1,4 @@
-"""`read_memory`: reads memory snapshots of torch and torch_npu into tables."""
+"""`read_memory`: reads memory snapshots of torch and torch_npu; `chosen_snapshot` finds that of a run."""
 
 from __future__ import annotations
 
@@ -7,15 +7,70 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...base.errors import TraceError
+from ...base.run_folder import entries_of, last_snapshots
+from ...base.units import listed
 from ..jobs.formats import foreign_format, is_pickle
+from ..jobs.trace_files import but_pickles, rank_from_name
 from ..tables.table import Array, Interner, Strings, Table, TooLargeError
 from .pickled_data import DataReader, PickleError
 from .snapshot import MemorySnapshot
+
+_HOW = 'profile(memory="snapshot") or instrument run --memory snapshot records one'
+
+
+class ChosenSnapshot(NamedTuple):
+    """The snapshot to read.
+
+    Attributes:
+        path: the file.
+        text: which one it is; empty if the caller named the file.
+    """
+
+    path: Path
+    text: str
+
+
+def chosen_snapshot(path: Path, rank: int | None = None) -> ChosenSnapshot:
+    """Return the snapshot to read.
+
+    Args:
+        path: a file, or the folder of a run or of a window.
+        rank: the rank, of several; None takes the lowest one. A file without a rank in its name is that of rank 0.
+
+    Raises:
+        ValueError: the rank has no snapshot there.
+        TraceError: the folder has no memory snapshot.
+    """
+    if not path.is_dir():
+        own = rank_from_name(path)
+        if rank is not None and rank != (own or 0):
+            accepted = (
+                f"0 or left out, as the name of {path} has no rank"
+                if own is None
+                else f"{own}, as {path} is of this rank, or left out"
+            )
+            raise ValueError(f'"rank" must be {accepted}: {rank}')
+        return ChosenSnapshot(path, "")
+    files = {rank_from_name(file) or 0: file for file in last_snapshots(path)}
+    if not files:
+        outcomes = [entry["memory"] for entry in entries_of(path) if isinstance(entry.get("memory"), dict)]
+        said = outcomes[-1].get("reason") if outcomes else None
+        reason, others = said if isinstance(said, str) else None, but_pickles(path)
+        why = f" of a run{others}" if others and not reason else f": {reason or _HOW}"
+        raise TraceError(path, f"the folder has no memory snapshot{why}")
+    ranks = sorted(files)
+    if rank is not None and rank not in files:
+        raise ValueError(f'"rank" must be one of {listed(ranks)}, which have a snapshot in {path}: {rank}')
+    chosen = files[ranks[0] if rank is None else rank]
+    if rank is not None or len(ranks) == 1:
+        return ChosenSnapshot(chosen, f"{chosen} is shown")
+    return ChosenSnapshot(chosen, f"{chosen} is shown; --rank takes another one of ranks {listed(ranks)}")
+
 
 _NUMBERS = ("device", "address", "bytes", "stream", "time_ns", "stack", "device_free_bytes")
 _TEXTS = ("action", "user_metadata", "compile_context")
@@ -62,8 +117,8 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
     with path.open("rb") as file:
         if not is_pickle(head := file.peek(2)):
             trace = "it is JSON, such as a trace, which instrument diagnose reads" * head.startswith((b"{", b"["))
-            known = foreign_format(path, head) or trace
-            more = f"; {known}" if known else ""
+            said = foreign_format(path, head) or trace
+            more = f"; {said}" if said else ""
             raise TraceError(path, f"it is not a pickle, the format in which torch writes memory snapshots{more}")
         events = _Events()
         try:
@@ -92,21 +147,21 @@ class _Stacks:
         """Return the number of a list of frames."""
         if not frames or not isinstance(frames, (list, tuple)):
             return 0
-        known = self._known.get(id(frames))
-        if known is None:
+        numbered = self._known.get(id(frames))
+        if numbered is None:
             number = self._numbers[tuple(map(self._frame, frames))]
-            known = self._known[id(frames)] = number, frames
-        return known[0]
+            numbered = self._known[id(frames)] = number, frames
+        return numbered[0]
 
     def _frame(self, frame: Any) -> int:
-        known = self._known_frames.get(id(frame))
-        if known is None:
+        numbered = self._known_frames.get(id(frame))
+        if numbered is None:
             if not isinstance(frame, Mapping):
                 raise _FormatError("a frame of a stack is not a dictionary")
             name, file = (self._strings[_text(frame.get(key))] for key in ("name", "filename"))
             number = self._frames[name, file, _number(frame.get("line"), 0)]
-            known = self._known_frames[id(frame)] = number, frame
-        return known[0]
+            numbered = self._known_frames[id(frame)] = number, frame
+        return numbered[0]
 
     def stacks(self) -> list[tuple[int, ...]]:
         """Return the rows of the frames of each stack."""

@@ -14,9 +14,10 @@ from ...base.units import counted, size
 from ..tables.table import Array, Table
 from .breakdown import Place
 from .passes import EMPTY_CACHE, FREES, StackFacts, Steps
-from .reserved import free_pieces, reserved_changes
+from .timeline import free_pieces, reserved_changes
 
-_FAILED = re.compile("^oom$")
+FAILED = re.compile("^oom$")
+"""The action of an allocation that failed."""
 _SMALL, _MIDDLE = 1 << 20, 10 << 20  # bytes: up to these, the allocator takes segments of ...
 _SMALL_SEGMENT, _MIDDLE_SEGMENT, _GRAIN = 2 << 20, 20 << 20, 2 << 20  # ... and else a multiple of this
 
@@ -64,12 +65,6 @@ class FailedAllocation(NamedTuple):
         if self.reason == "limited":
             return self.reserved_bytes
         return None if self.device_free_bytes < 0 else self.reserved_bytes + self.device_free_bytes
-
-
-def failed_events(events: Table, device: int) -> list[int]:
-    """Return the rows of the allocations of ``device`` that failed, in order."""
-    rows: list[int] = np.flatnonzero((events.device == device) & events.matching("action", _FAILED)).tolist()
-    return rows
 
 
 def failure_of(
@@ -175,12 +170,12 @@ def traffic_of(
     line = np.where(reason == _UNKNOWN, -1, facts.line[own.stack[returned]])
     begins = _begin_of_runs(returned, asks, (line, reason))
     begins_later = begins & ((step[returned] > 0) | (steps.complete == 0))
-    found = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
+    by_place = defaultdict[tuple[int, int], list[int]](lambda: [0, 0, 0])
     columns = line, reason, begins, begins_later, -change[returned]
     for at, why, *amounts in zip(*(column.tolist() for column in columns), strict=True):
-        sums = found[at, why]
+        sums = by_place[at, why]
         sums[:] = map(operator.add, sums, amounts)
-    returns = (ReturnedMemory(place(at), _RETURN_REASONS[why], *sums) for (at, why), sums in found.items())
+    returns = (ReturnedMemory(place(at), _RETURN_REASONS[why], *sums) for (at, why), sums in by_place.items())
     return DriverTraffic(
         tuple(sorted(returns, key=lambda each: (-each.times, -each.bytes))),
         int(later.sum()),
@@ -267,23 +262,23 @@ def growth_of(allocations: Table, uses: Table, steps: Steps, events: Table, devi
     state = uses.matching("category", _STATE)[recorded]
     rows = recorded[(allocations.end[recorded] >= len(events)) & ~state]
     rows = rows[steps.number[allocations.begin[rows]] < steps.complete]
-    known = defaultdict[int, set[int]](set)
+    steps_by_line = defaultdict[int, set[int]](set)
     sums = defaultdict[int, list[int]](lambda: [0, 0])
     columns = uses.line[rows], steps.number[allocations.begin[rows]], allocations.bytes[rows]
     for line, number, taken in zip(*(column.tolist() for column in columns), strict=True):
-        known[line].add(number)
+        steps_by_line[line].add(number)
         sums[line][0] += taken
         sums[line][1] += 1
     least = max(LEAST_STEPS, steps.complete / 2)
     middle = (steps.complete + 1) // 2 - 1
     lines, recorded_allocations = uses.line[recorded], allocations.where(recorded)
     half, end = (_used_by_line(recorded_allocations, lines, steps, step) for step in (middle, steps.complete - 1))
-    found = [
+    growths = [
         Growth(line, len(own), *sums[line])
-        for line, own in known.items()
+        for line, own in steps_by_line.items()
         if len(own) >= least and end[line] > half[line]
     ]
-    return sorted(found, key=lambda growth: -growth.bytes)
+    return sorted(growths, key=lambda growth: -growth.bytes)
 
 
 def _used_by_line(allocations: Table, lines: Array, steps: Steps, step: int) -> Array:

@@ -18,20 +18,19 @@ from ..tables.table import Array, Table
 from .batch import ASSUMPTION, FIT_ASSUMPTION, BatchFit, LargerBatch, larger_batch, pass_peaks
 from .breakdown import Breakdown, ChangedPart, Place, Same, Use, add_up, compare_peaks, compare_regions
 from .categories import CATEGORIES, categorize
-from .passes import (
-    FREES,
-    Passes,
-    StackFacts,
-    Steps,
-    module_calls,
-    passes_of,
-    stack_facts,
-    steps_of,
+from .passes import FREES, Passes, StackFacts, Steps, module_calls, passes_of, regions_of, stack_facts, steps_of
+from .shortage import FAILED, DriverTraffic, FailedAllocation, Growth, failure_of, growth_of, traffic_of
+from .timeline import (
+    ACTIVE,
+    AllocatorState,
+    Peak,
+    Timeline,
+    frees_repeat_stacks,
+    in_use,
+    largest_hole,
+    pair_allocations,
+    reserved_changes,
 )
-from .regions import regions_of
-from .reserved import AllocatorState, reserved_after, state_of
-from .shortage import DriverTraffic, FailedAllocation, Growth, failed_events, failure_of, growth_of, traffic_of
-from .timeline import Peak, Timeline, frees_repeat_stacks, in_use, pair_allocations, peak_of, timeline_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,22 +127,34 @@ class MemorySnapshot(InNotebook):
 
         Memory is in use from its allocation until its free is complete, as a stream may still read it.
         """
-        return peak_of(self.allocations, self.events, self._checked(device))
+        rows = np.flatnonzero(self.allocations.device == self._checked(device))
+        own, events = self.allocations.where(rows), np.flatnonzero(self.events.device == device)
+        used = in_use(own, np.zeros(len(rows), np.int64), 1, events)[0]
+        event = int(np.append(-1, events)[used.argmax()])
+        alive = np.flatnonzero((own.begin <= event) & (event < own.end))
+        alive = alive[np.argsort(-own.bytes[alive], kind="stable")]
+        before = int(own.bytes[alive][own.begin[alive] < 0].sum())
+        return Peak(device, int(used.max()), event, before, rows[alive])
 
     def break_down(self, device: int = 0) -> Breakdown:
         """Return what the memory at the peak of ``device`` is: by line, module, region and category."""
-        found = self._breakdowns.get(self._checked(device))
-        if found is None:
+        breakdown = self._breakdowns.get(self._checked(device))
+        if breakdown is None:
             peak = self.peak(device)
-            reserved = reserved_after(peak.event, self.events, self.segments, device)
-            recorded = bool((self.events.device == device).any())
+            of_device = self.events.device == device
+            later = self.events.where(of_device & (np.arange(len(self.events)) > peak.event))
+            reserved = self._reserved_bytes(device) - int(reserved_changes(later).sum())
             uses = add_up(self._described(peak.rows))
-            found = self._breakdowns[device] = Breakdown(peak, reserved, uses, recorded)
-        return found
+            breakdown = self._breakdowns[device] = Breakdown(peak, reserved, uses, bool(of_device.any()))
+        return breakdown
 
     @cached_property
     def _breakdowns(self) -> dict[int, Breakdown]:
         return {}
+
+    def _reserved_bytes(self, device: int) -> int:
+        """Return what the allocator of a GPU had from the driver when the snapshot was taken."""
+        return int(self.segments.bytes[self.segments.device == device].sum())
 
     def _checked(self, device: int) -> int:
         """Return the number of a GPU.
@@ -178,11 +189,20 @@ class MemorySnapshot(InNotebook):
 
     def timeline(self, device: int = 0) -> Timeline:
         """Return the memory of ``device`` in use after each event, by category."""
-        return timeline_of(self.allocations, self.uses, self.events, self.segments, self._checked(device))
+        own = np.flatnonzero(self.events.device == self._checked(device))
+        rows = self.allocations.device == device
+        used = in_use(self.allocations.where(rows), self.uses.category[rows], len(CATEGORIES), own)
+        reserved = np.append(0, np.cumsum(reserved_changes(self.events.where(own))))
+        reserved += self._reserved_bytes(device) - reserved[-1]
+        time_ns = np.append(-1, self.events.time_ns[own])
+        return Timeline(device, np.append(-1, own), np.arange(len(own) + 1), time_ns, used, reserved)
 
     def state(self, device: int = 0) -> AllocatorState:
         """Return what the allocator of ``device`` held when the snapshot was taken: reserved, in use, holes."""
-        return state_of(self.segments, self.blocks, self._checked(device))
+        own = self.blocks.where(self.segments.device[self.blocks.segment] == self._checked(device))
+        used = own.matching("state", ACTIVE)
+        hole = largest_hole(own.segment, own.address, own.bytes, used)
+        return AllocatorState(self._reserved_bytes(device), int(own.bytes[used].sum()), hole)
 
     def failures(self, device: int = 0, most: int = 3) -> list[FailedAllocation]:
         """Return the last allocations of ``device`` that failed, in order, and why each did."""
@@ -190,12 +210,18 @@ class MemorySnapshot(InNotebook):
         lines = self.stack_facts.line[self.events.stack]
         return [
             failure_of(event, self._place(int(lines[event])), self.allocations, self.events, self.segments)
-            for event in failed_events(self.events, self._checked(device))[-most:]
+            for event in self._failed_events(device)[-most:]
         ]
 
     def failed(self, device: int = 0) -> int:
         """Return how many allocations of ``device`` failed."""
-        return len(failed_events(self.events, self._checked(device)))
+        return len(self._failed_events(device))
+
+    def _failed_events(self, device: int) -> list[int]:
+        """Return the rows of the allocations of a GPU that failed, in order."""
+        failed = (self.events.device == self._checked(device)) & self.events.matching("action", FAILED)
+        rows: list[int] = np.flatnonzero(failed).tolist()
+        return rows
 
     def complete_steps(self, device: int = 0) -> int:
         """Return how many steps ended in the recorded events of ``device``."""
@@ -329,19 +355,19 @@ def as_dict(
     """
     larger = snapshot.larger_batch(device, limit_bytes)
     largest = None if batch is None or larger.factor is None else int(batch * larger.factor)
-    found = snapshot.break_down(device)
+    breakdown = snapshot.break_down(device)
     timeline = snapshot.timeline(device).thinned(_POINTS)
     return {
         "path": str(snapshot.path),
         "device": device,
-        "peak_bytes": found.peak.bytes if found.recorded else None,
-        "reserved_bytes": found.reserved_bytes,
-        "cached_bytes": found.cached_bytes,
-        "before_bytes": found.peak.before_bytes,
-        "known_bytes": found.known_bytes,
-        "inferred_bytes": found.inferred_bytes,
-        "unknown_bytes": found.unknown_bytes,
-        "uses": _plain(found.uses),
+        "peak_bytes": breakdown.peak.bytes if breakdown.recorded else None,
+        "reserved_bytes": breakdown.reserved_bytes,
+        "cached_bytes": breakdown.cached_bytes,
+        "before_bytes": breakdown.peak.before_bytes,
+        "known_bytes": breakdown.known_bytes,
+        "inferred_bytes": breakdown.inferred_bytes,
+        "unknown_bytes": breakdown.unknown_bytes,
+        "uses": _plain(breakdown.uses),
         "largest_blocks": _plain(snapshot.largest_blocks(device)),
         "timeline": {
             "event": timeline.event.tolist(),
@@ -355,7 +381,7 @@ def as_dict(
         "failures": [_plain(each) | {"limit_bytes": each.limit_bytes} for each in snapshot.failures(device)],
         "driver_traffic": _plain(snapshot.driver_traffic(device)),
         "larger_batch": {**larger._asdict(), "batch": batch, "largest": largest, "assumed": ASSUMPTION}
-        if found.recorded
+        if breakdown.recorded
         else None,
     }
 

@@ -1,15 +1,140 @@
-"""What was allocated when, and the memory in use: `Timeline`, after each event, and `Peak`, the most at a time."""
+"""What the allocator had from the driver, and what of it was in use or free: after any event, and at the end.
+
+`Timeline` has the memory in use after each event, and `Peak` the most at a time.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from ..tables.table import Array, Table
-from .categories import CATEGORIES
-from .reserved import ACTIVE, reserved_changes
+
+_TAKEN, _RETURNED = re.compile("^segment_(?:alloc|map)$"), re.compile("^segment_(?:free|unmap)$")
+
+
+def reserved_changes(events: Table) -> Array:
+    """Return by how many bytes each event changes what the allocator has from the driver."""
+    taken, returned = events.matching("action", _TAKEN), events.matching("action", _RETURNED)
+    changes: Array = np.where(taken, events.bytes, np.where(returned, -events.bytes, 0))
+    return changes
+
+
+_EXPANDABLE = re.compile("map$")
+_GRAIN = 512  # bytes: the allocator rounds sizes up to a multiple, and events have the size that was asked for
+_SMALL_SEGMENT = 2 << 20  # bytes: a larger one is split only
+_UNSPLIT = 1 << 20  # ... where more than so many bytes are left, unless it is expandable
+
+
+class FreePieces(NamedTuple):
+    """What of the memory that the allocator had from the driver was free.
+
+    Attributes:
+        reserved_bytes: what it had from the driver.
+        free_bytes: what of this was not in use, and not at the end of a block that was.
+        largest_bytes: the largest part of it without a break, within one segment; by up to 1 MiB too large.
+    """
+
+    reserved_bytes: int
+    free_bytes: int
+    largest_bytes: int
+
+
+def free_pieces(
+    allocations: Table, events: Table, segments: Table, device: int, event: int, stream: int | None = None
+) -> FreePieces:
+    """Return what was free after an event.
+
+    The segments of that time follow from those of the snapshot and the events of segments since then.
+
+    Args:
+        allocations: those of a `MemorySnapshot`.
+        events: its events.
+        segments: its segments.
+        device: the GPU.
+        event: the row of the event.
+        stream: only segments of this stream count; None for all.
+    """
+    own = segments.where(_of(segments, device, stream))
+    later = events.where(_of(events, device, stream) & (np.arange(len(events)) > event))
+    change = np.sign(reserved_changes(later))
+    later, change = later.where(change != 0), change[change != 0]
+    alive = allocations.where(
+        (allocations.device == device) & (allocations.begin <= event) & (allocations.end > event)
+    )
+    used = -(-alive.bytes // _GRAIN) * _GRAIN
+    places = np.unique(
+        np.concatenate([part for each in (own, later) for part in (each.address, each.address + each.bytes)]
+                       + [alive.address, alive.address + used])
+    )  # fmt: skip
+    length = np.diff(places, append=places[-1:])
+    reserved = _covered(places, own.address, own.bytes, 1) + _covered(places, later.address, later.bytes, -change)
+    free = (reserved > 0) & (_covered(places, alive.address, used, 1) == 0)
+    gone = (change < 0) & ~later.matching("action", _EXPANDABLE)
+    begins = np.concatenate((own.address, later.address[gone]))  # pieces of two segments do not join
+    run = np.cumsum(~free | np.isin(places, begins))[free]
+    whole = np.bincount(run, length[free]).astype(np.int64)
+    splits = _covered(places, own.address, own.bytes, _splits(own.bytes, own.expandable > 0)) + _covered(
+        places, later.address, later.bytes, _splits(later.bytes, later.matching("action", _EXPANDABLE))
+    )
+    piece = (whole[run] > _UNSPLIT) | (splits[free] > 0)
+    return FreePieces(
+        int(length[reserved > 0].sum()), int(length[free][piece].sum()), int(whole[run[piece]].max(initial=0))
+    )
+
+
+def _splits(size: Array, expandable: Array) -> Array:
+    """Return 1 for segments whose free pieces can have any size, and 0 for others."""
+    return (expandable | (size <= _SMALL_SEGMENT)).astype(np.int64)
+
+
+def _of(table: Table, device: int, stream: int | None) -> Array:
+    own: Array = table.device == device
+    return own if stream is None else own & (table.stream == stream)
+
+
+def _covered(places: Array, start: Array, size: Array, by: Array | int) -> Array:
+    """Return how many of the parts cover what begins at each place, each counted ``by`` times."""
+    change = np.zeros(len(places), np.int64)
+    np.add.at(change, np.searchsorted(places, start), by)
+    np.subtract.at(change, np.searchsorted(places, start + size), by)
+    return np.cumsum(change)
+
+
+ACTIVE = re.compile("^active")
+"""The states of blocks in use."""
+
+
+class AllocatorState(NamedTuple):
+    """What the allocator of a GPU held when the snapshot was taken.
+
+    Attributes:
+        reserved_bytes: what it had from the driver.
+        used_bytes: what of this was in use.
+        largest_hole_bytes: the largest part that was not in use, without a break.
+    """
+
+    reserved_bytes: int
+    used_bytes: int
+    largest_hole_bytes: int
+
+    @property
+    def unused_bytes(self) -> int:
+        """What was reserved, and not in use."""
+        return self.reserved_bytes - self.used_bytes
+
+
+def largest_hole(segment: Array, address: Array, size: Array, used: Array) -> int:
+    """Return the size of the largest run of unused blocks that touch, within one segment."""
+    order = np.lexsort((address, segment))
+    segment, address, size, used = (column[order] for column in (segment, address, size, used))
+    touches = (segment[1:] == segment[:-1]) & (address[1:] == (address + size)[:-1]) & ~used[:-1]
+    run = np.cumsum(np.append(False, ~touches))[: len(used)][~used]
+    return int(np.bincount(run, size[~used]).max(initial=0))
+
 
 _ALLOCATED, _FREED = re.compile("^alloc$"), re.compile("^free_completed$")
 
@@ -62,10 +187,10 @@ def _columns(events: Table, rows: Array, begin: Array, end: Array) -> dict[str, 
 def _never_seen(segments: Table, blocks: Table, seen: Array, count: int) -> dict[str, Array]:
     """Return the blocks in use that ``seen`` lacks, by device and address; there are ``count`` events."""
     device = segments.device[blocks.segment]
-    known = set(zip(*seen.tolist(), strict=True))
+    seen_places = set(zip(*seen.tolist(), strict=True))
     places = zip(device.tolist(), blocks.address.tolist(), strict=True)
     rows = np.flatnonzero(
-        blocks.matching("state", ACTIVE) & np.array([place not in known for place in places], bool)
+        blocks.matching("state", ACTIVE) & np.array([place not in seen_places for place in places], bool)
     )
     columns = {name: blocks[name][rows] for name in ("address", "bytes", "requested_bytes", "stack")}
     ages = {"begin": np.full(len(rows), -1), "end": np.full(len(rows), count)}
@@ -89,18 +214,6 @@ class Peak:
     event: int
     before_bytes: int
     rows: Array
-
-
-def peak_of(allocations: Table, events: Table, device: int) -> Peak:
-    """Return the first time at which ``device`` used the most memory, from the tables of a `MemorySnapshot`."""
-    rows = np.flatnonzero(allocations.device == device)
-    own, of_device = allocations.where(rows), np.flatnonzero(events.device == device)
-    used = in_use(own, np.zeros(len(rows), np.int64), 1, of_device)[0]
-    event = int(np.append(-1, of_device)[used.argmax()])
-    alive = np.flatnonzero((own.begin <= event) & (event < own.end))
-    alive = alive[np.argsort(-own.bytes[alive], kind="stable")]
-    before = int(own.bytes[alive][own.begin[alive] < 0].sum())
-    return Peak(device, int(used.max()), event, before, rows[alive])
 
 
 @dataclass(frozen=True)
@@ -157,23 +270,6 @@ def _highest(values: Array, stretches: int) -> Array:
     bounds = np.unique(np.linspace(0, len(values), stretches, endpoint=False, dtype=np.int64))
     ends = np.append(bounds[1:], len(values))
     return np.array([begin + values[begin:end].argmax() for begin, end in zip(bounds, ends, strict=True)])
-
-
-def timeline_of(allocations: Table, uses: Table, events: Table, segments: Table, device: int) -> Timeline:
-    """Return the timeline of ``device``, from the tables of a `MemorySnapshot`."""
-    own = np.flatnonzero(events.device == device)
-    rows = allocations.device == device
-    used = in_use(allocations.where(rows), uses.category[rows], len(CATEGORIES), own)
-    reserved = np.append(0, np.cumsum(reserved_changes(events.where(own))))
-    reserved += int(segments.bytes[segments.device == device].sum()) - reserved[-1]
-    return Timeline(
-        device,
-        np.append(-1, own),
-        np.arange(len(own) + 1),
-        np.append(-1, events.time_ns[own]),
-        used,
-        reserved,
-    )
 
 
 def in_use(allocations: Table, group: Array, groups: int, events: Array) -> Array:

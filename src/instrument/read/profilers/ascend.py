@@ -7,7 +7,7 @@ import mmap
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,11 @@ import numpy as np
 from msgspec import Raw, Struct
 
 from ...base.errors import TraceError
-from ..kineto.text import event_limit, text_limit
+from ..kineto.text import event_limit, json_object, text_limit
 from ..tables.links import assemble, link_coverage
 from ..tables.nest import NestedRanges
 from ..tables.steps import StepIndex
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Interner, Strings, TooLargeError, natural
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Interner, Strings, Tables, TooLargeError, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace
 
 HARDWARE = b"Ascend Hardware"
@@ -118,8 +118,7 @@ def read_ascend(path: Path) -> Trace:
 
 
 def _look_up(path: Path, event: int) -> dict[str, Any]:
-    args = json.loads(bytes(_decode(path.read_bytes())[event].args))
-    return args if isinstance(args, dict) else {}
+    return json_object(bytes(_decode(path.read_bytes())[event].args))
 
 
 class _Reader:
@@ -143,7 +142,7 @@ class _Reader:
         self._processes: dict[int | str, str] = {}
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
-    def columns(self) -> dict[str, dict[str, Array]]:
+    def columns(self) -> Tables:
         """Return the columns of each table."""
         for event in self._events:
             if event.ph == "M" and event.name in ("process_name", "thread_name"):
@@ -163,9 +162,11 @@ class _Reader:
         return {
             table: {
                 name: np.array([row.get(name, missing) for row in rows])
-                for name, missing in _defaults(table, rows)
+                for name, (_, missing) in COLUMNS[table].items()
+                if name in names
             }
             for table, rows in self._rows.items()
+            for names in [set().union(*rows)]
         }
 
     def _add(self, number: int, event: _Event, host: int | str) -> None:
@@ -215,21 +216,15 @@ class _Reader:
                 return work | {"category": KERNEL}
             return work | {"category": MEMCPY} if args.task in _COPIES else None
         if process in _COLLECTIVES and _GROUP.match(self.thread_names.get((event.pid, event.tid), "")):
-            found = _COLLECTIVE.match(event.name)
+            collective = _COLLECTIVE.match(event.name)
             return work | {
                 "category": KERNEL,
                 "stream": -1,
-                "collective": self.strings[found[1].lower() if found else event.name],
+                "collective": self.strings[collective[1].lower() if collective else event.name],
                 "dtype": self.strings[args.dtype],
                 "elements_in": natural(args.count),
             }
         return None
-
-
-def _defaults(table: str, rows: Iterable[dict[str, Any]]) -> list[tuple[str, float]]:
-    """Return the columns that any of the rows has, with the value for unknown."""
-    known = {name for row in rows for name in row}
-    return [(name, missing) for name, (_, missing) in COLUMNS[table].items() if name in known]
 
 
 def _args(kind: type[Any], event: _Event) -> Any:

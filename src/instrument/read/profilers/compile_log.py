@@ -12,6 +12,7 @@ from typing import Any
 
 from ...base.errors import TraceError
 from ...base.findings import Site
+from ..kineto.text import json_object
 
 PATTERN = "dedicated_log_torch_trace*.log"
 """The names that torch gives such logs."""
@@ -124,17 +125,9 @@ def _records(path: Path) -> Iterator[tuple[dict[str, Any], list[str]]]:
             elif match := _RECORD.match(line):
                 if record is not None:
                     yield record, payload
-                record, payload = _decoded(match[1]), []
+                record, payload = json_object(match[1]), []
     if record is not None:
         yield record, payload
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _first_text(payload: list[str]) -> str:
@@ -148,13 +141,13 @@ def _first_text(payload: list[str]) -> str:
 
 def _nodes(graph: list[str]) -> dict[str, Site]:
     """Return the lines of the program that the nodes of a graph come from."""
-    found, site = {}, None
+    sites, site = {}, None
     for line in graph:
         if match := _FILE.match(line):
             site = Site(match[1], int(match[2][:9]), match[3])
         elif site is not None and (match := _NODE.match(line)):
-            found[match[1]] = site
-    return found
+            sites[match[1]] = site
+    return sites
 
 
 def _kernels(code: list[str], sites: Mapping[str, Site]) -> Iterator[GeneratedKernel]:

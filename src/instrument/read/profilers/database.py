@@ -128,8 +128,4 @@ def _restrict(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA mmap_size = 0")
-    connection.set_authorizer(_authorize)
-
-
-def _authorize(action: int, *_: str | None) -> int:
-    return sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK
+    connection.set_authorizer(lambda action, *_: sqlite3.SQLITE_DENY if action in _DENIED else sqlite3.SQLITE_OK)

@@ -1,15 +1,17 @@
-"""Reads reports of Nsight Systems: NVTX ranges, CUDA calls and GPU work."""
+"""Reads reports of Nsight Systems (NVTX ranges, CUDA calls, GPU work), and kernels in those of Nsight Compute."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...base.errors import TraceError
 from ..tables.lanes import map_unique
 from ..tables.links import assemble
 from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array, join_parts
@@ -81,14 +83,14 @@ def read_nvtx_ranges(report: NsightReport, origins: Origins, last_ns: int) -> tu
     columns = event_columns(RANGES, rows) | {"name": rows["text"], "thread": origins.threads_of(rows["globalTid"])}
     looks = {name: rows[name] for name in ("category", "color", "payload")} | {"domain": rows["domainId"]}
     kinds = {"category": np.where(mark, strings["mark"], strings["capture"])}
-    found = {
+    rows_of = {
         "regions": (columns | looks, ~(mark | step | window)),
         "steps": (columns | {"number": number}, step),
         "others": (columns | kinds, mark | window),
     }
     tables = {
         table: {name: column[chosen] for name, column in own.items()}
-        for table, (own, chosen) in found.items()
+        for table, (own, chosen) in rows_of.items()
         if table != "steps" or chosen.any()
     }
     return tables, int(unfinished.sum())
@@ -291,3 +293,74 @@ def _combined(function: np.ufunc, rows: Array, names: Sequence[str]) -> Array:
     """Return the product or the sum of columns; -1 if one of them is missing."""
     values = np.stack([rows[name] for name in names])
     return np.where((values == MISSING).any(axis=0), -1, function.reduce(values, axis=0))
+
+
+_METRICS = (
+    "gpu__time_duration.sum",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+)
+
+
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """One launch of a kernel; percentages are of the peak of the GPU, None if not measured.
+
+    Attributes:
+        name: the function.
+        region: the regions around the launch, outermost first.
+        duration_ns: the duration, alone on the GPU and with empty caches.
+        sm: the throughput of the multiprocessors, in percent.
+        memory: the throughput of the memory including caches, in percent.
+        occupancy: the active warps, in percent of the warps that fit.
+    """
+
+    name: str
+    region: tuple[str, ...]
+    duration_ns: float
+    sm: float | None
+    memory: float | None
+    occupancy: float | None
+
+
+def read_kernels(path: Path) -> list[MeasuredKernel]:
+    """Return the measured kernels in order.
+
+    Raises:
+        ImportError: the package ncu-report is not installed.
+        TraceError: the package cannot read the file.
+    """
+    try:
+        import ncu_report  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise ImportError("reading kernels needs the package ncu-report: pip install ncu-report") from None
+    try:
+        report = ncu_report.load_report(str(path))
+        ranges = [report.range_by_idx(number) for number in range(report.num_ranges())]
+        kernels = [_kernel(part.action_by_idx(number)) for part in ranges for number in range(part.num_actions())]
+    except Exception as error:  # RuntimeError, or what SWIG makes of a C++ exception
+        raise TraceError(path, str(error) or type(error).__name__) from error
+    if not ranges:  # as for any file that the package cannot read
+        raise TraceError(path, "it is not a report, or newer than the package ncu-report")
+    return kernels
+
+
+def _kernel(action: Any) -> MeasuredKernel:
+    duration, *shares = (_metric(action.metric_by_name(name)) for name in _METRICS)
+    return MeasuredKernel(action.name(), _region(action.nvtx_state()), duration or 0.0, *shares)
+
+
+def _metric(metric: Any) -> float | None:
+    return float(metric.as_double()) if metric is not None and metric.has_value() else None
+
+
+def _region(state: Any) -> tuple[str, ...]:
+    """Return the ranges of this library or, without any, of other domains."""
+    if state is None:
+        return ()
+    domains = [state.domain_by_id(number) for number in state.domains()]
+    own = [domain for domain in domains if domain.name() == _OWN_DOMAIN]
+    return tuple(
+        str(name) for domain in own or domains for name in (*domain.start_end_ranges(), *domain.push_pop_ranges())
+    )

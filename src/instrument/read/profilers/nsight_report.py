@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -76,7 +76,11 @@ class NsightReport:
         connection.execute("PRAGMA writable_schema = ON")  # otherwise a file that is cut off cannot be read
         connection.create_function("string_number", 1, self._string_number)
         names = list(query_small(connection, "SELECT name FROM sqlite_master WHERE type = 'table' LIMIT 10000"))
-        self.tables = {name: self._columns_of(name) for (name,) in names if isinstance(name, str)}
+        self.tables = {
+            name: frozenset(row[1] for row in self._query(name, f"PRAGMA table_info({_quoted(name)})", small=True))
+            for (name,) in names
+            if isinstance(name, str)
+        }
 
     def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
         """Return the rows of a table.
@@ -98,7 +102,7 @@ class NsightReport:
         for number in ("ifnull({0}, {1})", "CASE typeof({0}) WHEN 'integer' THEN {0} ELSE {1} END"):
             read = [number.format(self._column(table, name), MISSING) for name in numbers]
             try:
-                return np.fromiter(self._query(table, ", ".join([rowid, *read, *written])), fields)
+                return np.fromiter(self._query(table, self._select(table, [rowid, *read, *written])), fields)
             except (TypeError, ValueError, OverflowError):
                 continue
         self.lost.add(f"{table}: columns of unexpected types")
@@ -122,43 +126,34 @@ class NsightReport:
         """Return columns of a small table as Python values; None for missing ones."""
         if table not in self.tables:
             return []
-        chosen = ", ".join(self._column(table, name) for name in columns)
-        return list(self._small(table, self._select(table, chosen)))
+        chosen = (self._column(table, name) for name in columns)
+        return list(self._query(table, self._select(table, chosen), small=True))
 
     def string(self, number: int) -> str:
         """Return a shared string by its number; a missing string is ``#`` and the number."""
         if number == MISSING:
             return ""
         if number not in self._strings:
-            found: list[tuple[Any]] = []
-            if "StringIds" in self.tables:
-                found = list(self._query("StringIds", "value", "WHERE id = ?", number))
-            if not found:
+            there = "StringIds" in self.tables
+            query = self._select("StringIds", ["value"], "WHERE id = ?")
+            rows = list(self._query("StringIds", query, number)) if there else []
+            if not rows:
                 self.lost.add("names that are not in StringIds")
-            self._strings[number] = str(found[0][0]) if found else f"#{number}"
+            self._strings[number] = str(rows[0][0]) if rows else f"#{number}"
         return self._strings[number]
 
     def row(self, event: int) -> dict[str, Any]:
         """Return the row of an event without NULL values, with shared strings in place of their numbers."""
         table, rowid = _EVENTS[event // _ROWS], event % _ROWS
-        columns = sorted(self.tables.get(table, ()))
-        chosen = ", ".join(self._column(table, name) for name in columns)
-        where = f"WHERE {self._rowid(table)} = ?" if columns else ""
-        for values in self._query(table, chosen, where, rowid) if columns else ():
+        if not (columns := sorted(self.tables.get(table, ()))):
+            return {}
+        query = self._select(table, map(_quoted, columns), f"WHERE {self._rowid(table)} = ?")
+        for values in self._query(table, query, rowid):
             given = {name: value for name, value in zip(columns, values, strict=True) if value is not None}
             return given | {
                 name: self.string(given[name]) for name in _STRINGS if isinstance(given.get(name), int)
             }
         return {}
-
-    def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(row[1] for row in self._small(table, f"PRAGMA table_info({_quoted(table)})"))
-
-    def _small(self, table: str, query: str) -> Iterator[tuple[Any, ...]]:
-        try:
-            yield from query_small(self._connection, query)
-        except DATABASE_ERRORS as error:
-            self.lost.add(f"{table}: {error}")
 
     def _rowid(self, table: str) -> str:
         """Return SQLite's name for the number of a row that no column has taken."""
@@ -182,14 +177,14 @@ class NsightReport:
             return 0
         return self.strings[value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)]
 
-    def _query(self, table: str, columns: str, where: str = "", *values: int) -> Iterator[Any]:
+    def _query(self, table: str, query: str, *values: int, small: bool = False) -> Iterator[Any]:
         try:
-            yield from self._connection.execute(self._select(table, columns, where), values)
+            yield from query_small(self._connection, query) if small else self._connection.execute(query, values)
         except DATABASE_ERRORS as error:
             self.lost.add(f"{table}: {error}")
 
-    def _select(self, table: str, columns: str, where: str = "") -> str:
-        return f"SELECT {columns} FROM {_quoted(table)} {where} LIMIT {self._row_limit}"
+    def _select(self, table: str, columns: Iterable[str], where: str = "") -> str:
+        return f"SELECT {', '.join(columns)} FROM {_quoted(table)} {where} LIMIT {self._row_limit}"
 
 
 def event_columns(table: str, rows: Array) -> dict[str, Array]:
@@ -215,23 +210,16 @@ def open_report(path: Path) -> Iterator[NsightReport]:
     """
     if not path.stat().st_size:
         raise TraceError(path, "the file is empty")
-    if path.suffix in (".nsys-rep", ".qdrep"):
-        with TemporaryDirectory(prefix="instrument-") as folder:
-            database = _export(path, folder)
-            with open_database(path, database) as connection:
-                yield _report(path, database, connection)
-    elif is_database(path):
-        with open_database(path) as connection:
-            yield _report(path, path, connection)
-    else:
-        raise TraceError(path, "not an SQLite database")
-
-
-def _report(path: Path, database: Path, connection: sqlite3.Connection) -> NsightReport:
-    report = NsightReport(connection, database)
-    if not any(name.startswith(_KNOWN_TABLES) for name in report.tables):
-        raise TraceError(path, "an SQLite database without any table of Nsight Systems")
-    return report
+    with ExitStack() as stack:
+        database = path
+        if path.suffix in (".nsys-rep", ".qdrep"):
+            database = _export(path, stack.enter_context(TemporaryDirectory(prefix="instrument-")))
+        elif not is_database(path):
+            raise TraceError(path, "not an SQLite database")
+        report = NsightReport(stack.enter_context(open_database(path, database)), database)
+        if not any(name.startswith(_KNOWN_TABLES) for name in report.tables):
+            raise TraceError(path, "an SQLite database without any table of Nsight Systems")
+        yield report
 
 
 def _export(path: Path, folder: str) -> Path:
@@ -333,20 +321,18 @@ def metadata(report: NsightReport) -> dict[str, str]:
 
     The environment of the program is excluded, because it may hold secrets.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for table in ("TARGET_INFO_SYSTEM_ENV", "META_DATA_CAPTURE", "EXPORT_META_DATA", "META_DATA_EXPORT"):
         for name, value in report.texts(table, "name", "value"):
             if value is not None and "environment" not in str(name).lower():
-                found[str(name)] = str(value)
-    return found
+                values[str(name)] = str(value)
+    return values
 
 
 def epoch_ns(report: NsightReport) -> int:
     """Return the start of the session, which is the 0 of all times, in ns since 1970; 0 if unknown."""
-    for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"):
-        if isinstance(start, int):
-            return start
-    return 0
+    starts = (start for (start,) in report.texts("TARGET_INFO_SESSION_START_TIME", "utcEpochNs"))
+    return next((start for start in starts if isinstance(start, int)), 0)
 
 
 def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
@@ -363,11 +349,11 @@ def rank_and_world(report: NsightReport) -> tuple[int | None, int | None]:
 
 def _gpus(report: NsightReport) -> dict[int, Device]:
     columns = ("id", "name", "smCount", "maxWarpsPerSm", "threadsPerWarp", "totalMemory")
-    found: dict[int, Device] = {}
-    for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns):
-        if isinstance(id, int):
-            found[id] = Device(id, str(name or ""), _count(sms), _count(warps) * _count(threads), _count(memory))
-    return found
+    return {
+        id: Device(id, str(name or ""), _count(sms), _count(warps) * _count(threads), _count(memory))
+        for id, name, sms, warps, threads, memory in report.texts("TARGET_INFO_GPU", *columns)
+        if isinstance(id, int)
+    }
 
 
 def _count(value: Any) -> int:

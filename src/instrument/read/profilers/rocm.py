@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from ..tables.lanes import map_strings, map_unique, map_unique_pairs
-from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, join_parts
+from ..tables.table import COLUMNS, KERNEL, MEMCPY, Array, Strings, Tables, join_parts
 from ..tables.trace import Thread
 
 PROCESS_BIT = 48
@@ -62,12 +62,12 @@ class RocmColumns:
         workgroup = np.maximum(workgroup, 1)
         blocks = np.prod(-(-grid // workgroup), axis=0)
         per_sm = blocks / np.maximum(part["sms"], 1)
-        known = blocks > 0
+        sized = blocks > 0
         more = {
             "category": np.full(len(blocks), KERNEL),
-            "blocks": np.where(known, blocks, -1),
+            "blocks": np.where(sized, blocks, -1),
             "block_threads": np.prod(workgroup, axis=0),
-            "blocks_per_sm": np.where(known & (part["sms"] > 0), per_sm, np.nan),
+            "blocks_per_sm": np.where(sized & (part["sms"] > 0), per_sm, np.nan),
         }
         self.add("gpu", part | more)
 
@@ -93,7 +93,7 @@ class RocmColumns:
         del part["category"]
         self.add("regions", {column: values[region] for column, values in part.items()})
 
-    def tables(self) -> dict[str, dict[str, Array]]:
+    def tables(self) -> Tables:
         """Return the columns of each table."""
         tables = {kind: join_parts(COLUMNS[kind] | _EXTRA, parts) for kind, parts in self._parts.items()}
         gpu, calls = tables.get("gpu"), tables.get("runtime")
@@ -118,8 +118,8 @@ def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array
     at, rows = wanted, np.arange(len(wanted))
     for _ in range(8):  # deeper than calls are nested; stops at cycles of damaged ids
         places = np.minimum(np.searchsorted(ids, at), len(ids) - 1)
-        found = (ids[places] == at) & (at >= 0)
-        places, rows = places[found], rows[found]
+        there = (ids[places] == at) & (at >= 0)
+        places, rows = places[there], rows[there]
         result[rows[hip[places]]] = ids[places[hip[places]]]
         at, rows = ancestors[places[~hip[places]]], rows[~hip[places]]
     return result
@@ -127,7 +127,7 @@ def _hip_calls(wanted: Array, ids: Array, ancestors: Array, hip: Array) -> Array
 
 def _memcpy_name(operation: str) -> str:
     """Return the name that Kineto gives the memcpy on AMD GPUs."""
-    if not (found := _MEMCPY.search(operation)):
+    if not (ends := _MEMCPY.search(operation)):
         return operation
-    source, target = found[1].title(), found[2].title()
+    source, target = ends[1].title(), ends[2].title()
     return f"Memcpy {source[0]}to{target[0]} ({source} -> {target})"

@@ -72,17 +72,19 @@ class _Reader:
         self._row_limit = row_limit(path)
         self._collected = RocmColumns(text_limit(path))
         self._processes: dict[tuple[int, int], int] = {}  # by the number of the guid and the process id
-        found = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
-        if missing := sorted(_REQUIRED - found):
+        self._views = {name for (name,) in query_small(connection, "SELECT name FROM sqlite_master")}
+        if missing := sorted(_REQUIRED - self._views):
             raise TraceError(path, f"it lacks the view {', '.join(missing)} that a database of rocprofv3 has")
-        self._views = found
         wal = path.with_name(path.name + "-wal")
         if wal.exists() and wal.stat().st_size:
             lost.add(f"{wal.name} beside it is not read", size=wal.stat().st_size)
 
     def read(self) -> Trace:
         devices = self._devices()
-        self._read_kernels({device.id: device.sms for device in devices})
+        sms = {device.id: device.sms for device in devices}
+        kernels = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
+        kernels["sms"] = map_unique(kernels["device"], lambda device: sms.get(device, 0))
+        self._collected.add_kernels(kernels)
         copies = self._part("memory_copies", _TEXTS, _COPY, _SPAN)
         self._collected.add_memcpys(copies | {"operation": copies["name"]})
         self._read_calls("regions", _SPAN)
@@ -91,13 +93,14 @@ class _Reader:
         self._read_counters()
         processes = self._dicts("SELECT * FROM processes")
         metadata = {row["tag"]: row["value"] for row in self._dicts("SELECT tag, value FROM rocpd_metadata")}
+        names = self._dicts("SELECT pid, tid, name FROM threads WHERE name <> ''")
         texts = list(self._collected.strings)
         return assemble(
             self._path,
             "rocprof",
             self._collected.tables(),
             self._collected.strings,
-            self._collected.threads(self._thread_names()),
+            self._collected.threads({(row["pid"], row["tid"]): str(row["name"]) for row in names}),
             devices=devices,
             metadata=metadata | {"processes": processes},
             lost=self._lost,
@@ -105,11 +108,6 @@ class _Reader:
             world_size=self._environment("WORLD_SIZE"),
             look_up=partial(_look_up, self._path, [texts[guid] for guid, _ in self._processes]),
         )
-
-    def _read_kernels(self, sms: dict[int, int]) -> None:
-        part = self._part("kernels", _TEXTS, _KERNEL, _SPAN)
-        part["sms"] = map_unique(part["device"], lambda device: sms.get(device, 0))
-        self._collected.add_kernels(part)
 
     def _read_calls(self, view: str, span: tuple[str, str]) -> None:
         part = self._part(view, _CALL_TEXTS, _CALL, span, "category LIKE '%API%'")
@@ -184,13 +182,13 @@ class _Reader:
                 self._lost.add(f"{view}: {error}")
 
     def _dicts(self, query: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         try:
             names = [column[0] for column in self._connection.execute(query).description]
-            found.extend(dict(zip(names, row, strict=True)) for row in query_small(self._connection, query))
+            rows.extend(dict(zip(names, row, strict=True)) for row in query_small(self._connection, query))
         except DATABASE_ERRORS as error:
             self._lost.add(str(error))
-        return found
+        return rows
 
     def _number(self, view: str, part: dict[str, Array]) -> None:
         """Number processes, threads and events, and make ids unique among processes."""
@@ -205,8 +203,8 @@ class _Reader:
                 part[column] = process_unique_ids(part[column], process, lowest)
         if "id" in part:
             event = process_unique_ids(part["id"], process)
-            found = (event >= 0) & (process < 1 << _VIEW - PROCESS_BIT)
-            part["event"] = np.where(found, event + (_VIEWS.index(view) << _VIEW), -1)
+            numbered = (event >= 0) & (process < 1 << _VIEW - PROCESS_BIT)
+            part["event"] = np.where(numbered, event + (_VIEWS.index(view) << _VIEW), -1)
 
     def _devices(self) -> list[Device]:
         threads = "json_extract(extdata, '$.max_waves_per_cu') * json_extract(extdata, '$.wave_front_size')"
@@ -219,10 +217,6 @@ class _Reader:
             "FROM rocpd_info_agent WHERE type = 'GPU' AND type_index >= 0 AND json_valid(extdata) ORDER BY 1"
         )
         return list({row["id"]: Device(**row) for row in rows}.values())
-
-    def _thread_names(self) -> dict[tuple[int | str, int], str]:
-        rows = self._dicts("SELECT pid, tid, name FROM threads WHERE name <> ''")
-        return {(row["pid"], row["tid"]): str(row["name"]) for row in rows}
 
     def _environment(self, name: str) -> int | None:
         """Return a number in the environment of the process, if the file has one process."""

@@ -185,19 +185,19 @@ def sections(text: JsonStream) -> Iterator[tuple[int, str, str]]:
         DamagedJsonError: the text is damaged.
         UnexpectedJsonError: the text is not JSON of rocprofv3.
     """
-    found = False
+    has_file = False
     for key in text.members("the file"):
-        if found or key != FILE:
+        if has_file or key != FILE:
             text.skip()
             continue
-        found = True
+        has_file = True
         single = text.peek() == b"{"
         for number in [0] if single else text.objects(FILE):
             yield number, "", ""
             for part in text.members("a process"):
                 for inner in text.members(part) if part in _NESTED else [""]:
                     yield number, part, inner
-    if not found:
+    if not has_file:
         raise UnexpectedJsonError(f'it has no "{FILE}"')
 
 

@@ -83,9 +83,9 @@ def autograd_threads(threads: Sequence[Thread], regions: Table, nodes: AutogradN
     in_backward = regions.matching("name", _IN_BACKWARD)
     backward[regions.thread[outermost & in_backward]] = True
     odd[regions.thread[outermost & ~in_backward]] = True
-    found: Array = named | (runs & ~makes) | (backward & ~odd & ~makes)
-    found[stepping] = found[-1] = False
-    return found
+    autograd: Array = named | (runs & ~makes) | (backward & ~odd & ~makes)
+    autograd[stepping] = autograd[-1] = False
+    return autograd
 
 
 class BackwardCallers:
@@ -131,30 +131,30 @@ class BackwardCallers:
         process = self._process_of[threads]
         places = self._lanes.positions(process, times_ns)
         opened, closed = (np.searchsorted(edges, places, "right") for edges in (self._starts, self._ends))
-        found = np.full(len(times_ns), -1)
+        caller = np.full(len(times_ns), -1)
         one = np.flatnonzero(opened - closed == 1)
-        found[one] = self._outermost.thread[self._nest.innermost_at(times_ns[one], process[one])]
+        caller[one] = self._outermost.thread[self._nest.innermost_at(times_ns[one], process[one])]
         unclear = opened - closed > 1
         if unclear.any():
-            found[unclear] = self._choose(times_ns[unclear], threads[unclear])
-        return found, unclear & (found < 0)
+            caller[unclear] = self._choose(times_ns[unclear], threads[unclear])
+        return caller, unclear & (caller < 0)
 
     def _choose(self, times_ns: Array, threads: Array) -> Array:
-        found = np.full(len(times_ns), -1)
+        caller = np.full(len(times_ns), -1)
         nests = [
             NestedRanges(each.start_ns, each.end_ns, each.thread) for each in (self._outermost, self._backward)
         ]
-        for begin in range(0, len(found), _CHUNK_ROWS):
+        for begin in range(0, len(caller), _CHUNK_ROWS):
             part = slice(begin, begin + _CHUNK_ROWS)
             row, candidate = self._candidates(threads[part])
             times = times_ns[part][row]
             open_, backward = (nest.innermost_at(times, candidate) >= 0 for nest in nests)
             made = self._created_node(times_ns[part], threads[part], row, candidate)
             for sign in (open_, backward, open_ & made):
-                alone = sign & (np.bincount(row[sign], minlength=len(found))[row] == 1)
-                undecided = alone & (found[part][row] < 0)
-                found[part][row[undecided]] = candidate[undecided]
-        return found
+                alone = sign & (np.bincount(row[sign], minlength=len(caller))[row] == 1)
+                undecided = alone & (caller[part][row] < 0)
+                caller[part][row[undecided]] = candidate[undecided]
+        return caller
 
     def _candidates(self, threads: Array) -> tuple[Array, Array]:
         """Return pairs of each row and each training thread of its process, unless there are too many."""
@@ -173,10 +173,10 @@ class BackwardCallers:
         node = NestedRanges(run.start_ns, run.end_ns, run.thread).innermost_at(times_ns, threads)
         numbers, place = np.unique(made.sequence, return_inverse=True)
         wanted = np.where(node >= 0, run.sequence[node], -1)[row]
-        found = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
-        known = np.isin(candidate * len(numbers) + found, made.thread.astype(np.int64) * len(numbers) + place)
-        known &= numbers[found] == wanted
-        return known
+        nearest = np.minimum(np.searchsorted(numbers, wanted), len(numbers) - 1)
+        created = np.isin(candidate * len(numbers) + nearest, made.thread.astype(np.int64) * len(numbers) + place)
+        created &= numbers[nearest] == wanted
+        return created
 
 
 _EVALUATION = " (eval)"
@@ -220,12 +220,12 @@ class MissingBackward:
             return False
         names, first = self._inside[region], self._first.get(region, self._first[""])
         later = {
-            name for found in self._outside.values() for name, numbers in found.items() if max(numbers) >= first
+            name for nodes in self._outside.values() for name, numbers in nodes.items() if max(numbers) >= first
         }
         lacking = [
             step
-            for step, found in self._outside.items()
-            if any(min(numbers) < first for name, numbers in found.items() if name in names - later)
+            for step, nodes in self._outside.items()
+            if any(min(numbers) < first for name, numbers in nodes.items() if name in names - later)
         ]
         others = [count for step, count in calls.items() if step not in lacking]
         return bool(others) and any(calls.get(step, 0) < min(others) for step in lacking)

@@ -1,4 +1,4 @@
-"""Gives kernels short names, which tell the kernels of a trace apart at a glance."""
+"""Gives kernels short names, which tell those of a trace apart at a glance, and sorts them into families."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import NamedTuple
+
+import numpy as np
+
+from .table import KERNEL, Strings, Table
+from .work_classes import communication_mask
 
 _SHORT = 32  # characters; names up to this length, such as "volta_sgemm_128x64_nt", are known as they are
 
@@ -56,17 +61,17 @@ def matrix_kernel(base: str) -> str:
     if tile := _TILE.search(base):
         depth = f"x{tile[2]}" if tile[2] and tile[1].count("x") == 1 else ""
         words.append(tile[1] + depth)
-    words += [found[1] for found in (_LAYOUT.search(base), _ALIGNMENT.search(base)) if found]
-    known = [word for word in words if word]
-    return " ".join(known) if len(known) > 2 else ""
+    words += [match[1] for match in (_LAYOUT.search(base), _ALIGNMENT.search(base)) if match]
+    some = [word for word in words if word]
+    return " ".join(some) if len(some) > 2 else ""
 
 
 def _matrix_type(base: str) -> str:
     """Return the type of the inputs; "" if the name does not say."""
     if base.startswith("nvjet_"):
         return _NVJET.get(base[6:7], "")
-    if found := _NAMED_TYPE.search(base):
-        return "i8" if found[1] == "s8" else found[1].replace("fp", "f") if found[1] != "fp8" else "fp8"
+    if named := _NAMED_TYPE.search(base):
+        return "i8" if named[1] == "s8" else named[1].replace("fp", "f") if named[1] != "fp8" else "fp8"
     if _TF32.search(base):
         return "tf32"
     if _F16.search(base):
@@ -304,7 +309,7 @@ def _operation(arguments: list[str]) -> str:
             for last in _LAMBDA.findall(functor)[-1:]
             for text in last.split(",")
         ]
-        dtype = next((found for found in taken if found and found != "bool"), taken[0] if taken else "")
+        dtype = next((type_ for type_ in taken if type_ and type_ != "bool"), taken[0] if taken else "")
     name = _base(path)
     plain = _AFFIX.sub("", _AFFIX.sub("", name)) or name
     return _CAMEL_CASE.sub("_", plain).lower() + _of(dtype) if plain else ""
@@ -330,9 +335,9 @@ def _of(dtype: str) -> str:
 
 def _type(arguments: Sequence[str], depth: int = 3) -> str:
     """Return the first floating-point type among template arguments, else the first integer type, else ""."""
-    known = [found for text in arguments if (found := _type_of(text))]
-    if known:
-        return next((found for found in known if not _INTEGERS.match(found)), known[0])
+    types = [type_ for text in arguments if (type_ := _type_of(text))]
+    if types:
+        return next((type_ for type_ in types if not _INTEGERS.match(type_)), types[0])
     inner = (_type(_split(text)[1], depth - 1) for text in arguments if depth and "<" in text)
     return next(filter(None, inner), "")
 
@@ -363,8 +368,8 @@ def _mangled(name: str) -> KernelName:
             paths[-1].append(word)
             reached = end
     path = next((path for path in paths if path and path[-1] not in _ENTRIES), paths[0])
-    found = _plain("::".join(path)) if path else KernelName(name, name)
-    return found._replace(details=tuple(words[:_DETAILS]))
+    kernel = _plain("::".join(path)) if path else KernelName(name, name)
+    return kernel._replace(details=tuple(words[:_DETAILS]))
 
 
 def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
@@ -378,3 +383,104 @@ def _mangled_words(name: str) -> Iterator[tuple[str, int, int]]:
             if word.isidentifier():
                 place += len(word)
                 yield word, match.start(), place
+
+
+FAMILIES = (
+    "gemm", "attention", "convolution", "normalization", "softmax", "elementwise", "reduction", "copy",
+    "optimizer", "embedding", "sort", "routing", "epilogue", "collective", "memory", "other",
+)  # fmt: skip
+"""The families. "sort" sorts, scans and selects; "routing" assigns tokens to experts; "epilogue" is what cuBLAS
+and cuDNN run beside a matmul or convolution; "memory" is memcpys, memsets and the kernels that a driver runs for
+them."""
+
+_NAMES = 10_000  # distinct names that are parsed, at 0.1 ms each; real traces have hundreds
+
+# The first that is found decides. Names are in lower case.
+_PATTERNS = tuple(
+    (family, re.compile(pattern))
+    for family, pattern in (
+        ("copy", r"reshape_and_cache"),
+        # foreach kernels update parameters and clip gradients
+        ("optimizer", r"foreach|multi_tensor|adam|adagrad|lamb_|(?:^|_)sgd"),
+        ("attention", r"flash|fmha|attention|attn|sdpa|mha_(?:fwd|bwd)|bwd_kernel_fuse"),
+        (
+            "convolution",
+            r"^conv |[sh]cudnn|conv(?!ert)|wgrad|dgrad|fprop|winograd|im2col|col2im|fft2d|bwd_(?:weight|data)"
+            r"|igemm_(?:fwd|bwd|wrw)|compute\w*offsetskernel",
+        ),
+        (
+            "gemm",
+            r"(?<!fb)gemm|gemv|cijk_?|nvjet|matmul|splitk|dot_kernel|(?:^|_)fc-|reduce_1block|_moe_kernel",
+        ),
+        ("softmax", r"soft_?max"),
+        ("reduction", r"lp_?norm|norm_two|vector_norm|pool"),
+        ("normalization", r"norm(?!al)|(?:^|_)bn_(?:bw|fw)|(?:^|_)ln_(?:fwd|bwd)|gammabeta|welford"),
+        ("elementwise", r"rotary|rope_|swiglu|silu|gelu|relu|dropout|distribution_elementwise"),
+        (
+            "embedding",
+            r"embedding|index_?select|gather(?!topk)|scatter|^elementwise: index|index_(?:put|add)|indexfunc"
+            r"|indexing_backward|compute_grad_weight|krn_partial|segment|bounds_check_ind|linearize_index"
+            r"|offsets_range",
+        ),
+        (
+            "reduction",
+            r"reduce|(?:^|_|: )(?:sum|mean|arg_?max|arg_?min)|nll_?loss|nllcriterion|cross_entropy|m(?:ax|in)_dim",
+        ),
+        (
+            "copy",
+            r"copy|catarray|(?:^|::)cat\W|transpose|nchw|nhwc|permute|cast|(?:^|_)(?:roll|flip)_|to_dense"
+            r"|transdata|tensormove",
+        ),
+        ("epilogue", r"scalepackedtensor|globalkernel"),
+        (
+            "elementwise",
+            r"elementwise|-dtype_|subtensorop|(?:mul|add|sub|div|fill|oneslike|equal)aicore|transform_kernel",
+        ),
+        ("routing", r"routing|expert|moe_?(?:align|sort)|dispatch_layout|expand_to_fused|fused_mapping"),
+        (
+            "sort",
+            r"(?:radix|merge|block|bitonic)_?sort|block_merge|devicescan|devicecompact|lookback_scan|top_?k"
+            r"|partition_kernel|searchsorted|(?:^|_)unique",
+        ),
+        ("memory", r"^__amd_rocclr_"),
+    )
+)
+# Inductor names a kernel after all operators around it: only its kind and few words say what it does.
+_INDUCTOR = re.compile(r"triton_(poi|red|per|tem|for)_")
+_INDUCTOR_COPY = re.compile(r"triton_poi_fused_(?:_?(?:to_copy|clone|cat|copy|view|permute|transpose|t)_)+\d+")
+_INDUCTOR_NORM = re.compile(r"norm|rsqrt|var_mean")
+
+
+@lru_cache(4096)
+def family(name: KernelName) -> str:
+    """Return the family of a kernel that does not communicate."""
+    short = name.short[:_SEARCHED].lower()
+    if kind := _INDUCTOR.match(short):
+        return _inductor(kind[1], short)
+    composed = ": " in short or short.startswith(("conv ", "gemm "))
+    text = short if composed else f"{short} {name.base[:_SEARCHED].lower()}"
+    return next((name_of_family for name_of_family, pattern in _PATTERNS if pattern.search(text)), "other")
+
+
+def _inductor(kind: str, name: str) -> str:
+    if kind in ("red", "per"):
+        return "softmax" if "softmax" in name else "normalization" if _INDUCTOR_NORM.search(name) else "reduction"
+    if kind == "tem":
+        return "attention" if "attention" in name else "gemm"
+    return "copy" if _INDUCTOR_COPY.fullmatch(name) else "elementwise"
+
+
+def add_names(gpu: Table, strings: Strings, texts: list[str]) -> None:
+    """Fill the columns ``short_name`` and ``family`` of GPU work, and append their strings to ``texts``."""
+    codes, rows = np.unique(gpu.name, return_inverse=True)
+    kernel = np.zeros(len(codes), bool)
+    kernel[rows[gpu.category == KERNEL]] = True
+    named = codes[kernel][:_NAMES].tolist()
+    shorts = short_names(texts[code] for code in named)
+    short, kind = codes.copy(), np.where(kernel, strings["other"], strings["memory"])
+    at = np.searchsorted(codes, named)
+    short[at] = [strings[shorts[texts[code]]] for code in named]
+    kind[at] = [strings[family(parse(texts[code]))] for code in named]
+    gpu.short_name[:], gpu.family[:] = short[rows], kind[rows]
+    gpu.family[communication_mask(gpu)] = strings["collective"]
+    texts.extend(list(strings)[len(texts) :])

@@ -55,6 +55,18 @@ def pairs(first: Array, after: Array) -> tuple[Array, Array]:
     return row, np.arange(len(row)) + np.repeat(first - (np.cumsum(count) - count), count)
 
 
+def distinct(*columns: Array) -> tuple[Array, Array]:
+    """Return a row with each combination of values, in ascending order, and the place of each row's combination.
+
+    `numpy.unique` with an axis compares whole rows, which takes ten times as long.
+    """
+    place = np.unique(columns[0], return_inverse=True)[1]
+    for column in columns[1:]:
+        values, of_value = np.unique(column, return_inverse=True)
+        place = np.unique(place * len(values) + of_value, return_inverse=True)[1]
+    return np.unique(place, return_index=True)[1], place
+
+
 def map_unique(values: Array, change: Callable[[int], int]) -> Array:
     """Map integers; ``change`` is called once for each distinct value, in ascending order."""
     if not len(values):  # common in files of many processes, where `unique` would take half of the time
@@ -71,14 +83,8 @@ def map_strings(strings: Strings, codes: Array, change: Callable[[str], str]) ->
 
 def map_unique_pairs(first: Array, second: Array, change: Callable[[int, int], int]) -> Array:
     """Map pairs of integers; ``change`` is called once for each distinct pair, in ascending order."""
-    order = np.lexsort((second, first))
-    one, two = first[order], second[order]
-    new = np.ones(len(order), bool)
-    new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
-    values = np.fromiter(map(change, one[new].tolist(), two[new].tolist()), np.int64, int(new.sum()))
-    result = np.empty(len(order), np.int64)
-    result[order] = values[np.cumsum(new) - 1]
-    return result
+    rows, place = distinct(first, second)
+    return np.fromiter(map(change, first[rows].tolist(), second[rows].tolist()), np.int64, len(rows))[place]
 
 
 def latest(lanes: Array, times_ns: Array, lane: Array, at_ns: Array) -> Array:

@@ -1,25 +1,135 @@
-"""Links GPU work to the call, operator, region, module and step that launched it, and assembles the trace."""
+"""Assembles a trace: links GPU work to the call, operator, region, module and step that launched it.
+
+Operators of PyTorch are recognized among named ranges: those of `emit_nvtx`, and of NVIDIA's pyprof.
+"""
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...base.trace_marks import OVERLAPPING, STEP_PREFIX, STEPS
 from ...base.units import counted
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
-from .kernel_families import add_names
+from .kernel_names import add_names
 from .nest import NestedRanges, parents_in_tasks
 from .notes import about_ranks, metadata_of
 from .steps import main_threads
-from .table import COLUMNS, Array, Interner, Strings, Table, table
-from .torch_ranges import split_off_operators
+from .table import COLUMNS, Array, Interner, Strings, Table, Tables, linked, table
 from .trace import MODULE, Coverage, Device, ReadLosses, Thread, Trace
+
+# What torch appends to the name of an operator or a record_function: getNvtxStr in torch/csrc/profiler/util.cpp.
+_BEGIN = re.compile(r", (?:seq|op_id|sizes|input_op_ids) = ")
+_SUFFIX = re.compile(
+    r"(?:, seq = (?P<seq>\d{1,18}))?(?P<id>, op_id = \d+)?(?:, sizes = (?P<sizes>\[[\d\[\], ]*\]))?"
+    r"(?:, input_op_ids = \[.*\])?"
+)
+# A record_function of a program may have "::" in its name as well: FSDP's begin with a capital.
+_OPERATOR = re.compile(r"[a-z_]\w*::[\w.]+|autograd::engine::.*|torch::autograd::.*|record_param_comms|detach_?")
+_ALWAYS = re.compile(r"aten::[\w.]+|autograd::engine::evaluate_function: .*")
+_MAX_TEXT = 1 << 16  # characters of a range of pyprof
+
+
+class _Range(NamedTuple):
+    """What the text of a range says; ``operator`` tells operators from regions."""
+
+    name: str
+    operator: bool
+    sequence: int = -1
+    shapes: str = ""
+    types: str = ""
+    payload: str = ""
+
+
+def split_off_operators(columns: Tables, strings: Strings) -> None:
+    """Move operators out of the regions, and shorten the names of regions that torch or pyprof wrote.
+
+    Args:
+        columns: the columns of the tables, as `assemble` takes them; changed in place.
+        strings: the numbers of the strings in the columns; new names are added.
+    """
+    regions = columns.get("regions")
+    if regions is None or not len(regions["name"]):
+        return
+    codes, rows = np.unique(regions["name"], return_inverse=True)
+    texts = list(strings)
+    ranges = {index: said for index, code in enumerate(codes.tolist()) if (said := _range(texts[code]))}
+    if not ranges:
+        return
+
+    def column(default: Array, value: Callable[[_Range], int]) -> Array:
+        values = default.copy()
+        for index, said in ranges.items():
+            values[index] = value(said)
+        spread: Array = values[rows]
+        return spread
+
+    nothing = np.zeros(len(codes), np.int64)
+    regions["name"] = column(codes, lambda said: strings[said.name])
+    payload = column(nothing, lambda said: strings[said.payload])
+    regions["payload"] = np.where(payload, payload, regions.get("payload", 0))
+    operator = column(nothing, lambda said: said.operator) > 0
+    columns["operators"] = {
+        name: regions[name][operator] for name in ("start_ns", "duration_ns", "name", "event", "thread")
+    } | {
+        "sequence": column(nothing - 1, lambda said: said.sequence)[operator],
+        "shapes": column(nothing, lambda said: strings[said.shapes])[operator],
+        "types": column(nothing, lambda said: strings[said.types])[operator],
+    }
+    columns["regions"] = {name: values[~operator] for name, values in regions.items()}
+
+
+def _range(text: str) -> _Range | None:
+    """Return what the text of a range says; None for a range that the program named."""
+    if text.startswith("{'"):
+        return _pyprof(text)
+    begin = _BEGIN.search(text)
+    if not begin:
+        return _Range(text, True) if _ALWAYS.fullmatch(text) else None
+    name, suffix = text[: begin.start()], _SUFFIX.fullmatch(text, begin.start())
+    if not suffix or not (suffix["seq"] or suffix["id"]):
+        return None
+    operator = suffix["seq"] is not None or _OPERATOR.fullmatch(name) is not None
+    return _Range(name, operator, int(suffix["seq"] or -1), suffix["sizes"] or "")
+
+
+def _pyprof(text: str) -> _Range | None:
+    """Return what a dictionary of pyprof says: an operator, a module, or the Python stack around them."""
+    if len(text) > _MAX_TEXT:
+        return None
+    try:
+        said = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    match said:
+        case {"mod": str(module), "op": str(function), "args": list(arguments)}:
+            tensors = [each for each in arguments if isinstance(each, dict) and "shape" in each]
+            return _Range(
+                f"{module}.{function}",
+                True,
+                shapes=_json([each["shape"] for each in tensors]),
+                types=_json([each.get("dtype", "") for each in tensors]),
+            )
+        case {"mod": str(module), "strRepr": str(arguments)}:
+            return _Range(f"{module}({arguments})", False)
+        case {"traceMarker": [*_, str(line)]}:  # the innermost frame comes last
+            return _Range(line.replace("\\", "/").rpartition("/")[2], False, payload=line)
+    return None
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value) if value else ""
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
 
 MAX_DURATION_NS = 1 << 53
 """104 days; longer events are dropped."""
@@ -57,23 +167,15 @@ def plausible_rows(kind: str, columns: dict[str, Array], lost: ReadLosses) -> di
 
 def plausible_devices(devices: list[Device], lost: ReadLosses) -> list[Device]:
     """Return the devices that have a possible id, with 0 for their impossible numbers."""
-    found = []
+    plausible = []
     for device in devices:
         given = {item.name: getattr(device, item.name) for item in fields(device)}
         impossible = [name for name, most in _DEVICE.items() if not 0 <= given[name] < most]
         if impossible:
             lost.add(f"a GPU with impossible {', '.join(impossible)}")
         if "id" not in impossible:
-            found.append(Device(**given | dict.fromkeys(impossible, 0)))
-    return found
-
-
-def plausible_epoch_ns(epoch_ns: int, lost: ReadLosses) -> int:
-    """Return the start of the clock in ns since 1970; 0 if the given value is impossible."""
-    if 0 <= epoch_ns < _EPOCH_NS:
-        return epoch_ns
-    lost.add("an impossible start of the clock")
-    return 0
+            plausible.append(Device(**given | dict.fromkeys(impossible, 0)))
+    return plausible
 
 
 def _too_large(values: Array, most: float) -> Array:
@@ -97,7 +199,7 @@ _LINKS = ("launch", "operator", "region", "module", "step")
 def assemble(
     path: Path,
     format: str,
-    columns: dict[str, dict[str, Array]],
+    columns: Tables,
     strings: Strings,
     threads: list[Thread],
     *,
@@ -145,17 +247,21 @@ def assemble(
     threads = list(threads)
     unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
     coverage = {link: link_coverage(tables["gpu"], link) for link in _LINKS}
+    devices = plausible_devices(devices, lost)
+    if not 0 <= epoch_ns < _EPOCH_NS:
+        lost.add("an impossible start of the clock")
+        epoch_ns = 0
     return Trace(
         path=path,
         format=format,
         **tables,
         strings=texts,
         threads=threads,
-        devices=plausible_devices(devices, lost),
+        devices=devices,
         metadata=metadata,
         rank=rank,
         world_size=world_size,
-        epoch_ns=plausible_epoch_ns(epoch_ns, lost),
+        epoch_ns=epoch_ns,
         lost=lost,
         steps_from="",
         unread_devices={},
@@ -173,22 +279,19 @@ def _sorted(kind: str, columns: dict[str, Array], texts: list[str]) -> Table:
     return table(kind, {name: columns.pop(name)[order] for name in list(columns)}, texts)
 
 
-def _split_off_steps(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+def _split_off_steps(columns: Tables, texts: list[str]) -> None:
     """Move the steps out of the regions, or out of the operators in traces of 2021."""
     numbers = {code: int(match[1]) for code, text in enumerate(texts) if (match := _STEP.fullmatch(text))}
-    for kind in ("regions", "operators") if numbers else ():
-        part = columns.get(kind)
-        if part is None:
-            continue
+    for kind, part in [(kind, columns[kind]) for kind in ("regions", "operators") if kind in columns]:
         step = np.isin(part["name"], list(numbers))
         if step.any() and "steps" not in columns:
-            found = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
-            found["number"] = np.array([numbers[code] for code in found["name"].tolist()])
-            columns["steps"] = found
+            step_columns = {name: part[name][step] for name in COLUMNS["steps"] if name in part}
+            step_columns["number"] = np.array([numbers[code] for code in step_columns["name"].tolist()])
+            columns["steps"] = step_columns
             columns[kind] = {name: column[~step] for name, column in part.items()}
 
 
-def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> None:
+def _drop_fillers(columns: Tables, texts: list[str]) -> None:
     """Remove ranges that exist only for the GPU's lane and are not regions of the program."""
     part = columns.get("regions")
     if part is not None and OVERLAPPING in texts:
@@ -197,10 +300,7 @@ def _drop_fillers(columns: dict[str, dict[str, Array]], texts: list[str]) -> Non
 
 
 def _link(
-    tables: dict[str, Table],
-    nests: dict[str, NestedRanges],
-    threads: list[Thread],
-    run: list[tuple[int, int]],
+    tables: dict[str, Table], nests: dict[str, NestedRanges], threads: list[Thread], run: list[tuple[int, int]]
 ) -> int:
     """Fill the columns that link to rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
@@ -214,21 +314,22 @@ def _link(
         np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
     ] = -1
     launched = gpu.launch >= 0
-    thread, at = np.full(len(gpu), -1), np.zeros(len(gpu), np.int64)
-    thread[launched] = runtime.thread[gpu.launch[launched]]
-    at[launched] = runtime.start_ns[gpu.launch[launched]]
+    thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch, 0)
     gpu.operator[:] = nests["operators"].innermost_at(at, thread)
 
     # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
     named = _match_rows(external, operators.external)
-    found = named >= 0
-    gpu.operator[found] = named[found]
-    thread[found], at[found] = operators.thread[named[found]], operators.start_ns[named[found]]
+    by_id = named >= 0
+    gpu.operator[by_id] = named[by_id]
+    thread[by_id], at[by_id] = operators.thread[named[by_id]], operators.start_ns[named[by_id]]
 
     tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
     gpu.region[:] = nests["regions"].innermost_at(at, thread)
-    gpu.module[:] = _modules(tables["frames"], thread, at)
+    modules = np.flatnonzero(tables["frames"].matching("name", MODULE))
+    frames = tables["frames"].where(modules)
+    innermost = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(at, thread)
+    gpu.module[:] = linked(modules, innermost)
     return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
 
 
@@ -261,8 +362,8 @@ def _link_processes(
         backward = elsewhere[autograd[thread[elsewhere]]]
         around[backward] = callers.find(at[backward], thread[backward])[0]
     gpu.region[elsewhere] = _innermost_open(nest, at[elsewhere], around[elsewhere])
-    found = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
-    gpu.step[:] = np.where(process >= 0, found, -1)
+    step = NestedRanges(steps.start_ns, steps.end_ns, process_of[steps.thread]).innermost_at(at, process)
+    gpu.step[:] = np.where(process >= 0, step, -1)
     return unplaced
 
 
@@ -319,20 +420,8 @@ def _match_rows(wanted: Array, keys: Array) -> Array:
     """Return the first row with each wanted key, or -1; negative keys do not match."""
     rows = np.flatnonzero(keys >= 0)
     rows = rows[np.argsort(keys[rows], kind="stable")]
-    places = np.searchsorted(keys[rows], wanted)
-    result = np.full(len(wanted), -1)
-    ok = (places < len(rows)) & (wanted >= 0)
-    ok[ok] = keys[rows[places[ok]]] == wanted[ok]
-    result[ok] = rows[places[ok]]
-    return result
-
-
-def _modules(frames: Table, thread: Array, at: Array) -> Array:
-    """Return the innermost frame that is a module, at each time on each thread."""
-    modules = np.flatnonzero(frames.matching("name", MODULE))
-    rows = frames.where(modules)
-    found = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).innermost_at(at, thread)
-    return np.append(modules, -1)[found]
+    row = np.append(rows, -1)[np.searchsorted(keys[rows], wanted)]
+    return np.where((wanted >= 0) & (np.append(keys, -1)[row] == wanted), row, -1)
 
 
 def link_coverage(gpu: Table, link: str) -> Coverage:

@@ -80,8 +80,8 @@ def _parents(start: Array, end: Array, threads: Array) -> Array:
     odd = has[(end[parents[has]] < end[has]) | (depth[parents[has]] != depth[has] - 1)]
     if len(odd):
         some = np.flatnonzero(np.isin(threads, threads[odd]))
-        found = _parents_one_by_one(start[some].tolist(), end[some].tolist())
-        parents[some] = np.where(found >= 0, some[found], -1)
+        above_some = _parents_one_by_one(start[some].tolist(), end[some].tolist())
+        parents[some] = np.where(above_some >= 0, some[above_some], -1)
     return parents
 
 
@@ -112,11 +112,11 @@ def ancestor_levels(rows: Array, parents: Array) -> Iterator[tuple[Array, Array]
 
 def rows_around(row: int, parents: Array) -> list[int]:
     """Return a row and the rows around it, innermost first; none for row -1."""
-    found = []
+    around = []
     while row >= 0:
-        found.append(row)
+        around.append(row)
         row = int(parents[row])
-    return found
+    return around
 
 
 def outermost_rows(rows: Array, parents: Array) -> Array:
@@ -191,7 +191,7 @@ def parents_in_tasks(
 
 def _tasks_of(regions: Table, tasks: _Tasks, threads: Sequence[Thread], texts: Sequence[str]) -> Array:
     """Return the number of the task that opened each region; 0 for none."""
-    found = np.zeros(len(regions), np.int64)
+    of_region = np.zeros(len(regions), np.int64)
     numbers = [number for number, thread in enumerate(threads) if str(thread.thread) == str(tasks.thread)]
     rows = np.flatnonzero(np.isin(regions.thread, numbers))
     by_name: dict[str, list[int]] = {}
@@ -205,5 +205,5 @@ def _tasks_of(regions: Table, tasks: _Tasks, threads: Sequence[Thread], texts: S
     places = np.array(sorted(starts), np.int64)
     last = np.searchsorted(places, np.arange(len(rows)), "right") - 1
     task = np.array([starts[place] for place in places.tolist()] or [0], np.int64)
-    found[rows] = np.where(last >= 0, task[last], 0)
-    return found
+    of_region[rows] = np.where(last >= 0, task[last], 0)
+    return of_region

@@ -23,8 +23,8 @@ def merge_note(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 def about_ranks(metadata: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
     """Return what the note says of each rank, in ascending order; empty if the trace is not a merged one."""
     ranks = mapping(merge_note(metadata).get("ranks"))
-    known = {int(rank): mapping(about) for rank, about in ranks.items() if rank.isdecimal() and len(rank) < 8}
-    return dict(sorted(known.items()))
+    by_rank = {int(rank): mapping(about) for rank, about in ranks.items() if rank.isdecimal() and len(rank) < 8}
+    return dict(sorted(by_rank.items()))
 
 
 def metadata_of(about: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -65,12 +65,14 @@ def number_gpus(
         # Some categories have the process instead of the number of the GPU.
         part["device"] = map_unique(part["device"], lambda device: numbers.get(device, device))
         places.update(zip(rank_of[part["thread"]].tolist(), part["device"].tolist(), strict=True))
-    found = {place: number for number, place in enumerate(sorted(place for place in places if place[1] >= 0))}
+    new_numbers = {
+        place: number for number, place in enumerate(sorted(place for place in places if place[1] >= 0))
+    }
     for part in tables:
         part["device"] = map_unique_pairs(
-            rank_of[part["thread"]], part["device"], lambda rank, device: found.get((rank, device), -1)
+            rank_of[part["thread"]], part["device"], lambda rank, device: new_numbers.get((rank, device), -1)
         )
-    return found
+    return new_numbers
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -116,11 +118,11 @@ def own_threads(note: Mapping[str, Any], threads: Mapping[Any, int]) -> Array:
         note: the note in the metadata of a slim or merged trace.
         threads: the number of each pair of process and thread.
     """
-    found = np.arange(len(threads))
+    owner = np.arange(len(threads))
     for process, lane, thread in lanes_of(note):
         if (process, lane) in threads and (process, thread) in threads:
-            found[threads[process, lane]] = threads[process, thread]
-    return found[found]  # a slim trace of a slim trace may have lanes of lanes
+            owner[threads[process, lane]] = threads[process, thread]
+    return owner[owner]  # a slim trace of a slim trace may have lanes of lanes
 
 
 def kept_steps(metadata: Mapping[str, Any]) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .intervals import covered_ns, merge_overlaps, total_ns
 from .lanes import LaneAxis, group_rows
-from .table import Array, Table
+from .table import Array, Table, linked
 from .trace import Trace
 
 
@@ -42,25 +42,25 @@ def main_threads(steps: Table, regions: Table, process_of: Array) -> Array:
 
 def _time_on_threads(rows: Table, count: int) -> Array:
     """Return the time that each of ``count`` threads spent in the rows; -1 for a thread without rows."""
-    known = rows.thread >= 0
-    threads = rows.thread[known]
+    placed = rows.thread >= 0
+    threads = rows.thread[placed]
     return np.where(
-        np.bincount(threads, minlength=count) > 0, np.bincount(threads, rows.duration_ns[known], count), -1
+        np.bincount(threads, minlength=count) > 0, np.bincount(threads, rows.duration_ns[placed], count), -1
     )
 
 
 def process_of_threads(trace: Trace) -> Array:
     """Return a number for the process of each thread; the last element, for no thread, is -1."""
-    known = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
-    return np.array([*(known[thread.process] for thread in trace.threads), -1])
+    first_thread = {thread.process: number for number, thread in reversed(list(enumerate(trace.threads)))}
+    return np.array([*(first_thread[thread.process] for thread in trace.threads), -1])
 
 
 def steps_of_process(trace: Trace) -> Array:
     """Return the starts and ends of the steps of the process that recorded most; repeated steps count once."""
     steps, process_of = trace.steps, process_of_threads(trace)
     times = np.stack((steps.start_ns, steps.end_ns), axis=1)
-    found = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
-    return max(found, key=len, default=times)
+    of_processes = [np.unique(times[rows], axis=0) for _, rows in group_rows(process_of[steps.thread])]
+    return max(of_processes, key=len, default=times)
 
 
 class StepIndex:
@@ -83,13 +83,13 @@ class StepIndex:
         if not self._marked:
             return np.zeros(len(times_ns), np.int64)
         process = self._process[threads]
-        found = self._row_in_process(times_ns, process)
+        steps = self._row_in_process(times_ns, process)
         # Events without a process may be in the steps of any process, and steps without one hold events of any.
         if (unknown := np.flatnonzero(process < 0)).size:
-            found[unknown] = self._row_in_process(times_ns[unknown], self._latest_process.last(times_ns[unknown]))
-        if self._process_of_row[0] < 0 and (rest := np.flatnonzero(found < 0)).size:
-            found[rest] = self._row_in_process(times_ns[rest], np.full(len(rest), -1))
-        return found
+            steps[unknown] = self._row_in_process(times_ns[unknown], self._latest_process.last(times_ns[unknown]))
+        if self._process_of_row[0] < 0 and (rest := np.flatnonzero(steps < 0)).size:
+            steps[rest] = self._row_in_process(times_ns[rest], np.full(len(rest), -1))
+        return steps
 
     def _row_in_process(self, times_ns: Array, process: Array) -> Array:
         """Return the row of the step of the process at each time, or -1."""
@@ -180,12 +180,11 @@ def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
     gpu = trace.gpu
     by_call, by_operator = gpu.launch >= 0, (gpu.launch < 0) & (gpu.operator >= 0)
     before = launched_before(trace)
-    at, thread = gpu.start_ns.copy(), np.full(len(gpu), -1)
-    for rows, calls, link in (
-        (by_call, trace.runtime, gpu.launch),
-        (by_operator, trace.operators, gpu.operator),
-    ):
-        at[rows], thread[rows] = calls.start_ns[link[rows]], calls.thread[link[rows]]
+    at, thread = (
+        np.where(by_call, linked(trace.runtime[name], gpu.launch), linked(trace.operators[name], gpu.operator))
+        for name in ("start_ns", "thread")
+    )
+    at = np.where(by_call | by_operator, at, gpu.start_ns)
     counted = steps.rows_at(at, thread) >= 0
     if trace.steps:
         counted &= ~before
@@ -199,15 +198,15 @@ def launched_before(trace: Trace) -> Array:
     before the recording. A profiler that does not record all launches gives no such evidence.
     """
     gpu = trace.gpu
-    known = (gpu.launch >= 0) | (gpu.operator >= 0)
-    before: Array = ~known & (gpu.correlation >= 0)
-    if not (known.any() and before.any()):
+    launched = (gpu.launch >= 0) | (gpu.operator >= 0)
+    before: Array = ~launched & (gpu.correlation >= 0)
+    if not (launched.any() and before.any()):
         return np.zeros(len(gpu), bool)
     before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # several processes may use the same id
     streams, stream = np.unique(gpu.stream, return_inverse=True)
     lane = np.unique(gpu.device, return_inverse=True)[1] * len(streams) + stream
-    lanes, first = np.unique(lane[known], return_index=True)  # work is in order of start
+    lanes, first = np.unique(lane[launched], return_index=True)  # work is in order of start
     first_ns = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
-    first_ns[lanes] = gpu.start_ns[known][first]
+    first_ns[lanes] = gpu.start_ns[launched][first]
     before &= gpu.start_ns < first_ns[lane]
     return before

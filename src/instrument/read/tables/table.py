@@ -48,6 +48,9 @@ COLUMNS: dict[str, dict[str, _Column]] = {
 }
 """The columns of each table: their numpy type, and the value that stands for unknown."""
 
+Tables = dict[str, dict[str, Array]]
+"""The columns of tables, as a reader fills them."""
+
 TEXT = frozenset(name for columns in COLUMNS.values() for name, kind in columns.items() if kind == _TEXT)
 """Columns that hold numbers of strings; 0 is the empty string."""
 
@@ -208,6 +211,11 @@ def join_parts(columns: Mapping[str, tuple[str, float]], parts: Sequence[Mapping
         for name, (dtype, missing) in columns.items()
         if any(name in part for part in parts)
     }
+
+
+def linked(column: Array, rows: Array, missing: float = -1) -> Array:
+    """Return the values of a column in rows that links such as ``gpu.launch`` name; ``missing`` for -1."""
+    return np.append(column, missing)[rows]
 
 
 def natural(value: object) -> int:

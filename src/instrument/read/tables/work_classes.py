@@ -12,8 +12,8 @@ from .table import KERNEL, MEMCPY, Array, Table
 
 def gpu_numbers(gpu: Table) -> Array:
     """Return the GPU of each row; -1 for rows that do not name it, unless the trace has only one GPU."""
-    known = np.unique(gpu.device[gpu.device >= 0])
-    return np.where(gpu.device >= 0, gpu.device, known[0] if len(known) == 1 else -1)
+    numbered = np.unique(gpu.device[gpu.device >= 0])
+    return np.where(gpu.device >= 0, gpu.device, numbered[0] if len(numbered) == 1 else -1)
 
 
 def count_gpus(gpu: Table) -> int:
@@ -61,17 +61,13 @@ def communication_mask(gpu: Table, collectives: Collectives = "auto") -> Array:
     Raises:
         ValueError: ``collectives`` is not a regular expression.
     """
-    mask: Array
     pattern = compile_collectives(collectives)
-    mask = _auto(gpu) if pattern == "auto" else gpu.matching("name", pattern)
+    if pattern == "auto":
+        named = [code for code in np.unique(gpu.name).tolist() if communicates(gpu.strings[code])]
+        mask: Array = np.isin(gpu.name, named) | (gpu.collective != 0)
+    else:
+        mask = gpu.matching("name", pattern)
     mask &= gpu.category == KERNEL
-    return mask
-
-
-def _auto(gpu: Table) -> Array:
-    named = [code for code in np.unique(gpu.name).tolist() if communicates(gpu.strings[code])]
-    mask: Array = np.isin(gpu.name, named)
-    mask |= gpu.collective != 0
     return mask
 
 

@@ -19,7 +19,7 @@ from ...explain.metrics.roofline import HEAVY, RooflineRow
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
 from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, rows_of_steps, timeline_of
-from ...read.jobs.rank_content import RankContent
+from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
 from ..page.document import document
 from ..text.diagnosis import evidence_texts

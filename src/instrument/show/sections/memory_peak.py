@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...base.printable import shown_name
-from ...read.charts.tree import Tree, packed_tree, tree_of
+from ...read.charts.flame import Tree, packed_tree, tree_of
 from ...read.memory.breakdown import Breakdown, Place, Use
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words, page_class
 from ...read.tables.table import Array

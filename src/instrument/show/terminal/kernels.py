@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...base.printable import shell_line
 from ...base.units import count, counted, duration
-from ...read.profilers.ncu import MeasuredKernel
+from ...read.profilers.nsight import MeasuredKernel
 from ..text.lines import line
 from .console import Block, Table, more
 

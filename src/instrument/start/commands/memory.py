@@ -114,7 +114,7 @@ def _write(text: str, path: Path) -> None:
 
 def _file(path: Path, rank: int | None) -> Path:
     """Return the file to read, and print which one of a folder it is."""
-    from ...read.memory.chosen_snapshot import chosen_snapshot
+    from ...read.memory.read import chosen_snapshot
 
     chosen = chosen_snapshot(path, rank)
     if chosen.text:

@@ -140,7 +140,7 @@ def _check_lanes(traces: list[str], lanes: Path) -> None:
 
 
 def _add_lanes(trace: Trace, lanes: Path) -> None:
-    from ...read.kineto.gpu_lanes import add_gpu_lanes
+    from ...read.kineto.insert_events import add_gpu_lanes
 
     try:
         added = add_gpu_lanes(trace, lanes)
