@@ -13,8 +13,7 @@ import numpy as np
 
 from ...base.findings import Evidence, Finding, Fix, Severity, Where
 from ...base.trace_marks import DETAIL
-from ...read.measures.step_lengths import StepLengths
-from ...read.measures.step_work import step_lengths
+from ...read.measures.step_lengths import StepLengths, step_lengths
 from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.measures.timing import Stretch, Timing
 from ...read.memory.snapshot import MemorySnapshot

@@ -17,8 +17,7 @@ from ...base.trace_marks import SLIM, STEPS
 from ...read.kineto.insert_events import FIRST_LANE
 from ...read.kineto.kineto import DEVICE
 from ...read.tables.autograd import OWN_NAME, engine_node_name
-from ...read.tables.kernel_families import family
-from ...read.tables.kernel_names import parse
+from ...read.tables.kernel_names import family, parse
 from ...read.tables.trace import MODULE_PREFIX, Thread
 from ...read.tables.work_classes import communicates
 from ..metrics.idle import INPUT
