@@ -57,18 +57,15 @@ def _operation_at(code: CodeType, last: int, line: int) -> str | None:
     """Return the operation of an instruction, cached: disassembling a long function takes 1 ms."""
     instructions = list(dis.get_instructions(code))
     # Cache entries that follow an instruction belong to it.
-    now = max(
-        (found for found in instructions if found.offset <= last), key=lambda found: found.offset, default=None
-    )
+    now = max((each for each in instructions if each.offset <= last), key=lambda each: each.offset, default=None)
     if now is None:
         return None
     source = linecache.getline(code.co_filename, line).strip()
     text = _segment(code.co_filename, now) or source
     name = now.opname
     if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
-        known, called = _callee(instructions, now) if _POSITIONS else (False, None)
-        called = called if known else callee_in(text)
-        return _name_of(called)
+        certain, called = _callee(instructions, now) if _POSITIONS else (False, None)
+        return _name_of(called if certain else callee_in(text))
     if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
         return _name_of(now.argval)
     if name.startswith(("BINARY_OP", "COMPARE_OP")):
@@ -110,24 +107,24 @@ def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple
         return False, None
     start, end = (span.lineno, span.col_offset), (span.end_lineno, span.end_col_offset)
     best, name = (0, 0), None
-    for found in instructions:
-        at = getattr(found, "positions", None)
+    for each in instructions:
+        at = getattr(each, "positions", None)
         if at is None or at.col_offset is None or (at.lineno, at.col_offset) != start:
             continue
-        if found.opname == "LOAD_CONST":  # names of arguments, from Python 3.13 on
+        if each.opname == "LOAD_CONST":  # names of arguments, from Python 3.13 on
             continue
         until = (at.end_lineno or 0, at.end_col_offset or 0)
-        if best < until < end or (until == best and found.opname.startswith("LOAD_")):
+        if best < until < end or (until == best and each.opname.startswith("LOAD_")):
             best = until
-            name = found.argval if found.opname.startswith("LOAD_") else None
+            name = each.argval if each.opname.startswith("LOAD_") else None
     return best > (0, 0), name
 
 
 def callee_in(line: str) -> str | None:
     """Return the name of the call on ``line`` that most likely synchronizes; None if the text does not show it."""
     names = re.findall(r"(\w+)\s*\(", line)
-    known = [name for name in names if name in operations.TYPICAL_CALLS]
-    return known[-1] if known else names[0] if len(set(names)) == 1 else None
+    typical = [name for name in names if name in operations.TYPICAL_CALLS]
+    return typical[-1] if typical else names[0] if len(set(names)) == 1 else None
 
 
 def _segment(filename: str, instruction: dis.Instruction) -> str:

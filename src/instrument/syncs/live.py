@@ -230,11 +230,11 @@ class SyncDetector(SyncListener):
     def _log(self) -> None:
         report = self.report
         syncs = report.syncs
-        for found in syncs[:_MAX_LOGGED]:
+        for finding in syncs[:_MAX_LOGGED]:
             log.warning(
-                "sync.found", at=str(found.site or found.via or found.thread), op=found.op, count=found.count,
-                seconds=None if found.blocked_ns is None else found.blocked_ns / 1e9,
-                often=str(report.pattern(found)),
+                "sync.found", at=str(finding.site or finding.via or finding.thread), op=finding.op,
+                count=finding.count, seconds=None if finding.blocked_ns is None else finding.blocked_ns / 1e9,
+                often=str(report.pattern(finding)),
             )  # fmt: skip
         if len(syncs) > _MAX_LOGGED:
             log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _MAX_LOGGED)

@@ -1,22 +1,35 @@
-"""`SyncMonitor`: turns what torch and the wrappers report about synchronizations into events for listeners.
+"""`SyncMonitor`: turns what torch and wrapped calls report about synchronizations into events for listeners.
 
 torch calls back before a synchronization (`GpuTrace`) and warns once the call has returned (`SyncWarning`); in
-between the thread was blocked. `wrappers` cover the calls that neither reports. All detectors share one monitor.
+between the thread was blocked. All detectors share one monitor.
+
+Calls that torch gives no hook for are wrapped: explicit synchronization and copies of pageable memory; so are
+calls that synchronize several times for one purpose, which then count once; and copies, to learn their size and
+direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__` receives
+the wrappers in place of `torch.Tensor.to` and the like.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
+from typing import Any, NamedTuple
 
-from ..base.compat import autograd
+from ..base import gpu
+from ..base.compat import autograd, operators
+from ..base.findings import Direction
 from ..base.guard import guard
+from ..base.patch import Patch
+from ..explain.waits import operations
 from ..record.modules.uncompiled import skip_package
-from . import wrappers
+from ..record.regions import dispatch
 from .calls import (
     Caller,
     Copy,
@@ -30,6 +43,7 @@ from .calls import (
 )
 from .listener import SyncListener
 from .torch_reports import GpuTrace, SyncWarning
+from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
 FEATURE = "recording a synchronization"
 
@@ -90,7 +104,7 @@ class SyncMonitor:
             self._trace.install()
             stack.callback(self._warning.remove)
             self._warning.install()
-            for patch in wrappers.patches(self):
+            for patch in patches(self):
                 patch.apply_in(stack)
             self._installed = stack.pop_all()
 
@@ -301,6 +315,125 @@ class SyncMonitor:
         for listener, event in call.events:
             event.blocked_ns = call.blocked_ns
             listener.recorder.add(event)
+
+
+PAGEABLE = "a non_blocking copy of pageable memory blocks"
+
+
+def patches(monitor: SyncMonitor) -> Iterator[Patch]:
+    """Yield a patch for each call to wrap."""
+    import torch
+
+    synchronizing = [
+        (torch.cuda, "synchronize", operations.DEVICE),
+        (torch.cuda.Event, "synchronize", operations.EVENT),
+        (torch.cuda.Stream, "synchronize", operations.STREAM),
+        (torch.cuda, "empty_cache", operations.FREES),
+        (getattr(torch, "accelerator", None), "synchronize", operations.DEVICE),
+        (getattr(torch, "accelerator", None), "empty_cache", operations.FREES),
+    ]
+    for owner, name, cause in synchronizing:
+        if hasattr(owner, name):
+            yield _within(owner, name, _synchronizing(monitor, name, cause))
+    for name in ("to", "cuda", "cpu", "copy_"):
+        yield _within(torch.Tensor, name, functools.partial(_copying, monitor, name))
+    if (text := operators.tensor_text()) is not None:
+        yield _within(*text, lambda *_, **__: monitor.counted_once())
+    if (backward := autograd.backward_runner()) is not None:
+        yield _within(*backward, lambda frame, *_, **__: monitor.backward_pass(frame))
+
+
+def _within(owner: Any, name: str, context_of: Callable[..., AbstractContextManager[None]]) -> Patch:
+    """Return a patch of ``owner.name``, each call of which is then inside ``context_of(frame, *arguments)``."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if dispatch.tracing():
+                return original(*args, **kwargs)
+            with context_of(sys._getframe(1), *args, **kwargs):
+                return original(*args, **kwargs)
+
+        return wrapper
+
+    return Patch(owner, name, make)
+
+
+def _synchronizing(monitor: SyncMonitor, op: str, cause: str) -> Callable[..., AbstractContextManager[None]]:
+    return lambda frame, *_, **__: monitor.one_synchronization(op, cause, frame)
+
+
+def _copying(
+    monitor: SyncMonitor, op: str, frame: FrameType, tensor: Any, *args: Any, **kwargs: Any
+) -> AbstractContextManager[None]:
+    """Return the context of a call of a method of ``tensor`` that copies."""
+    blocking = _blocking_copy(op, tensor, args, kwargs)
+    if blocking is not None:
+        cause, copy = blocking
+        return monitor.one_synchronization(op, cause, frame, copy)
+    return monitor.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor))
+
+
+def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
+    """Return the direction and the bytes of a copy between CPU and GPU from ``source``."""
+    device = getattr(getattr(source, "device", None), "type", None)
+    if device is None:
+        return None, None
+    return ("H2D" if device == "cpu" else "D2H"), source.numel() * source.element_size()
+
+
+def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Copy] | None:
+    """Return why a non_blocking copy blocks, and describe it; None for other calls."""
+    if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
+        return None
+    with guard.contained("checking a copy"):
+        route = _route(op, tensor, args, kwargs)
+        if route is None or route.host is None or operators.is_fake(tensor):
+            return None
+        size, devices = tensor.numel() * route.source.element_size(), (route.source.device.type, route.target)
+        waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
+        # is_pinned() creates a context on the current device if the program has none yet
+        if not waits or gpu.in_use() is None:
+            return None
+        cause = PAGEABLE if not route.host.is_pinned() else operations.GATHERED if route.gathered() else None
+        if cause is not None:
+            return cause, lambda: ("H2D" if route.target == "cuda" else "D2H", size)
+    return None
+
+
+class _Route(NamedTuple):
+    """What is copied to where.
+
+    Attributes:
+        source: the tensor that is copied.
+        target: the type of the target device.
+        host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
+            itself, as for a copy to the CPU.
+        gathered: returns `is_gathered`.
+    """
+
+    source: Any
+    target: str | None
+    host: Any
+    gathered: Callable[[], bool]
+
+
+def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Route | None:
+    """Return what a call copies; None if torch refuses the arguments: the call itself raises the error."""
+    if op == "copy_":
+        source, non_blocking = parse_copy(args, kwargs)
+        source = tensor if source is None else source
+        host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
+        gathered = functools.partial(is_gathered, host, other.dtype, other)
+        return _Route(source, tensor.device.type, host if non_blocking else None, gathered)
+    try:
+        transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
+    except (TypeError, RuntimeError):
+        return None
+    target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
+    host = tensor if transfer.non_blocking and target == "cuda" else None
+    gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
+    return _Route(tensor, target, host, gathered)
 
 
 monitor = SyncMonitor()

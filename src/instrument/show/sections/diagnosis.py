@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base.printable import shown_name
+from ...base.findings import Finding, Where
+from ...base.printable import shown_lines, shown_name
 from ...base.units import count, counted, duration, listed, percentage
 from ...explain.diagnosis.diagnosis_data import DiagnosisData
 from ...explain.diagnosis.verdict import PARTS, definition_of_part
@@ -16,15 +17,15 @@ from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
 from ...explain.metrics.roofline import HEAVY, RooflineRow
+from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
 from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, rows_of_steps, timeline_of
 from ...read.jobs.rank_content import RankContent
 from ...read.tables.intervals import covered_ns
-from ..page.document import document
-from ..text.diagnosis import evidence_texts
-from .findings import findings_section
-from .kinds import table_section
+from ...read.tables.table import MEMCPY, Table
+from ..page.document import document, table_section
+from ..text.diagnosis import evidence_texts, value_of
 from .memory import sections_of
 
 _CLASSES = {
@@ -323,7 +324,7 @@ _TABLES = {
 """By metric: the title, what the numbers are, and the columns with their title and kind."""
 
 
-def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any]]:
+def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any] | None]:
     """Yield a section for each table of the metrics that has rows; the sums are those of the recorded window."""
     for metric, (title, note, columns) in _TABLES.items():
         rows = diagnosis.metrics.get(metric) or []
@@ -368,3 +369,111 @@ def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None =
     )
     name = Path(diagnosis.path).name
     return document(shown_name(name), shown_name(diagnosis.verdict), sections, serve=serve)
+
+
+_AROUND = 0.02  # of a step: what is shown around a place whose length is unknown
+_CAUSES_OF_RULE: dict[str, tuple[str, ...]] = {
+    "driver-allocation": ("allocation",),
+    "garbage-collection": ("garbage_collection",),
+    "initialization": ("initialization",),
+    "input-wait": ("input",),
+    "launch-latency": ("launch_latency",),
+    "launch-overhead": ("launch_overhead",),
+    "long-synchronization": ("synchronization",),
+    "low-utilization": tuple(CAUSES),
+    "unexplained-idle": ("other", "unknown"),
+}
+"""The causes of idle time that a rule is about."""
+
+
+def span_of(facts: TraceFacts, finding: Finding) -> tuple[int, int] | None:
+    """Return where a finding shows in the timeline: start and end in ns from the start of the window.
+
+    It is the longest idle gap of the cause, or the longest work of the class, that the rule is about; else the
+    longest kernel that it names, the call of the operator or region at the time that the rule gave, the longest
+    call of the region, or the step. None if it has no place in time.
+    """
+    where, trace, gpu = finding.where, facts.trace, facts.gpu
+    if finding.rule in _CAUSES_OF_RULE:
+        return _longest_gap(facts, _CAUSES_OF_RULE[finding.rule])
+    if finding.rule == "exposed-communication":
+        return _longest(facts, gpu.where(facts.communication))
+    if finding.rule == "exposed-copies":
+        return _longest(facts, gpu.where(gpu.category == MEMCPY))
+    if where.kernel:
+        named = np.array([text == where.kernel for text in gpu.strings])
+        return _longest(facts, gpu.where(named[gpu.short_name] | named[gpu.name]))
+    if finding.start_ns is not None:
+        return _call_at(facts, where, finding.start_ns)
+    if where.region:
+        return _longest(facts, trace.regions.where(facts.rows(trace.regions, where.region[-1])))
+    if where.step is not None:
+        return _longest(facts, trace.steps.where(trace.steps.number == where.step))
+    return None
+
+
+def _longest_gap(facts: TraceFacts, causes: Collection[str]) -> tuple[int, int] | None:
+    """Return the idle gap with the most time of these causes; None if there is none."""
+    if not facts.gpu:
+        return None
+    times = np.sum([facts.idle.by_cause[cause] for cause in causes], axis=0)
+    if not times.any():
+        return None
+    gap, begin = int(np.argmax(times)), facts.window[0]
+    return int(facts.idle.start_ns[gap]) - begin, int(facts.idle.end_ns[gap]) - begin
+
+
+def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
+    """Return the shortest call of the operator or region of a place at a time; without one, a part of the step."""
+    begin, trace = facts.window[0], facts.trace
+    for table, names in ((trace.operators, (where.operator,)), (trace.regions, where.region[-1:])):
+        events = table.where(facts.rows(table, *names))
+        at = events.where((events.start_ns - begin <= start_ns) & (events.end_ns - begin > start_ns))
+        if at:
+            row = int(np.argmin(at.duration_ns))
+            return int(at.start_ns[row]) - begin, int(at.end_ns[row]) - begin
+    around = int(_AROUND * facts.step_ns)
+    return start_ns - around, start_ns + around
+
+
+def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
+    """Return the longest of these events that begins in the window."""
+    begin, end = facts.window
+    events = events.where((events.start_ns >= begin) & (events.start_ns < end))
+    if not events:
+        return None
+    row = int(np.argmax(events.duration_ns))
+    return int(events.start_ns[row]) - begin, int(events.end_ns[row]) - begin
+
+
+def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
+    """Return the findings in order, each with its texts and figures, and the rules that abstained."""
+    worth = {id(finding) for finding in diagnosis.worth()}
+    return {
+        "id": "findings",
+        "type": "findings",
+        "title": "Findings",
+        "nothing": diagnosis.nothing_found,
+        "findings": [_finding(diagnosis, each) | {"worth": id(each) in worth} for each in diagnosis.findings],
+        "abstained": [[rule, shown_name(reason)] for rule, reason in diagnosis.abstained.items()],
+    }
+
+
+def _finding(diagnosis: DiagnosisData, finding: Finding) -> dict[str, Any]:
+    rule = RULES.get(finding.rule)
+    return {
+        "title": shown_name(finding.title),
+        "rule": finding.rule,
+        "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "win_ns": finding.win_ns,
+        "replayed_ns": finding.replayed_ns,
+        "win_text": diagnosis.win_text(finding),
+        "place": shown_name(str(finding.where)),
+        "span": span_of(diagnosis.facts, finding) if diagnosis.facts else None,
+        "evidence": [
+            [shown_name(diagnosis.definition(each)), shown_name(value_of(each))] for each in finding.evidence
+        ],
+        "fix": finding.fix and {key: shown_lines(text) for key, text in vars(finding.fix).items()},
+    }

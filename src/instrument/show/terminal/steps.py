@@ -98,10 +98,10 @@ def _gpu_lengths(summary: Summary) -> list[tuple[int, int]]:
 
 
 def _gpu_times(summary: Summary) -> Iterator[str]:
-    known = _gpu_lengths(summary)
-    if known:
-        which = _name_steps([number for number, _ in known], len(known)).capitalize()
-        yield f"{which}, GPU: {_times([ns for _, ns in known])}"
+    lengths = _gpu_lengths(summary)
+    if lengths:
+        which = _name_steps([number for number, _ in lengths], len(lengths)).capitalize()
+        yield f"{which}, GPU: {_times([ns for _, ns in lengths])}"
 
 
 def _times(times: Sequence[int]) -> str:

@@ -51,7 +51,7 @@ def compare_command(
     """
     from ...explain.comparison.comparison import compare
     from ...read.tables.work_classes import compile_collectives
-    from ...show.terminal.comparison import comparison_report
+    from ...show.terminal.changes import comparison_report
     from ...show.terminal.console import new_console, show
 
     with errors_reported():

@@ -23,7 +23,7 @@ from ...base.imports import loaded_modules
 from ...base.patch import Patch, apply, undo
 from . import libraries
 from .devices import DefaultGenerator, Devices, Generator, Properties
-from .memory import Memory, Pool
+from .patches import Replacement, calling
 from .state import RunState
 from .streams import Event, Graph, Stream, Streams, make_graphed_callables
 
@@ -45,18 +45,18 @@ def _clear_availability_caches() -> None:
     for module, _, names in loaded_modules():
         namespace, size, predicates = _searched.get(module, (0, 0, []))
         if (namespace, size) != (id(names), len(names)):
-            predicates = [name for name, found in list(names.items()) if _queries_gpu(found)]
+            predicates = [name for name, held in list(names.items()) if _queries_gpu(held)]
             _searched[module] = id(names), len(names), predicates
         for name in predicates:
-            found: Any = names.get(name)
-            if _queries_gpu(found):  # else it was replaced
-                found.cache_clear()
+            function: Any = names.get(name)
+            if _queries_gpu(function):  # else it was replaced
+                function.cache_clear()
 
 
-def _queries_gpu(found: Any) -> bool:
-    if type(found) is not _CachedFunction:
+def _queries_gpu(value: Any) -> bool:
+    if type(value) is not _CachedFunction:
         return False
-    code = getattr(getattr(found, "__wrapped__", None), "__code__", None)
+    code = getattr(getattr(value, "__wrapped__", None), "__code__", None)
     if code is None or not code.co_name.startswith(_PREDICATES):
         return False
     used = (code.co_name, *code.co_names)
@@ -71,6 +71,8 @@ DTYPES = {
 
 
 class _Type(type):
+    """A class such as `torch.cuda.FloatTensor`, a call of which makes a tensor on the GPU."""
+
     dtype: Any
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
@@ -84,14 +86,6 @@ class _Type(type):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
-
-
-def _legacy_types() -> dict[str, Any]:
-    """Return the types by name; a call of a type makes a tensor on the GPU."""
-    return {
-        name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
-        for name, dtype in DTYPES.items()
-    }
 
 
 PAGE = "docs/dry-run.md"
@@ -155,8 +149,8 @@ def _unsupported_driver(log: RunState) -> dict[str, Any]:
     """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
     return {
         name: _unsupported(log, f"torch._C.{name}")
-        for name, found in vars(torch._C).items()
-        if name.startswith(_DRIVER_PREFIXES) and isinstance(found, BuiltinFunctionType)
+        for name, held in vars(torch._C).items()
+        if name.startswith(_DRIVER_PREFIXES) and isinstance(held, BuiltinFunctionType)
     }
 
 
@@ -179,8 +173,6 @@ def _unsupported_public(log: RunState) -> dict[Any, dict[str, Any]]:
 
 
 CUDA_VERSION = "12.8"
-_MakeReplacement = Callable[[Any], Any]
-_Replacement = tuple[Any, str, _MakeReplacement]
 # These modules imported functions of ``torch._C`` by name
 _IMPORTING_MODULES = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
@@ -200,8 +192,7 @@ class PretendedCuda:
         self._log = log
         self._devices = Devices(devices)
         self._streams = Streams(log, self._devices)
-        self._memory = Memory(self._streams)
-        self._cudart = libraries.Cudart(self._memory)
+        self._cudart = libraries.Cudart()
         self._generators = tuple(DefaultGenerator(index) for index in range(devices))
         self._patches: list[Patch] = []
 
@@ -226,13 +217,14 @@ class PretendedCuda:
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of names of ``torch._C``."""
         return {
-            **self._devices.replacements(), **self._streams.replacements(), **self._memory.replacements(),
+            **self._devices.replacements(), **self._streams.replacements(),
+            **libraries.memory_replacements(self._log, self._devices.count),
             **libraries.replacements(), **_unsupported_private(self._log),
             "_has_cuda": True, "_cudart": self._cudart,
             "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip
 
-    def _changes(self) -> Iterator[_Replacement]:
+    def _changes(self) -> Iterator[Replacement]:
         replacements = _unsupported_driver(self._log) | self.replacements()
         for name, answer in replacements.items():
             yield torch._C, name, _constant(answer)
@@ -250,7 +242,7 @@ class PretendedCuda:
         yield from self._state()
         yield from self._classes()
 
-    def _state(self) -> Iterator[_Replacement]:
+    def _state(self) -> Iterator[Replacement]:
         """Replace the state that `torch.cuda` and similar modules keep in variables."""
         count = self._devices.count
         values = {
@@ -258,7 +250,10 @@ class PretendedCuda:
             "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
             "default_generators": self._generators,
-            **_legacy_types(),
+            **{
+                name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+                for name, dtype in DTYPES.items()
+            },
         }  # fmt: skip
         for name, value in values.items():
             yield torch.cuda, name, _constant(value)
@@ -272,14 +267,18 @@ class PretendedCuda:
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
-    def _classes(self) -> Iterator[_Replacement]:
+    def _classes(self) -> Iterator[Replacement]:
         """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
         cuda, streams = torch.cuda, self._streams
         yield cuda.Stream, "__new__", _static(streams.new)
         yield cuda.Event, "__new__", _static(streams.event)
         yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: streams.event(cuda.Event))
         yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(streams, kind))
-        yield cuda.MemPool, "__new__", _static(lambda kind, allocator=None, *_, **__: Pool(kind, allocator))
+        yield (
+            cuda.MemPool,
+            "__new__",
+            _static(lambda kind, allocator=None, *_, **__: libraries.Pool(kind, allocator)),
+        )
         if hasattr(cuda.memory, "MemPoolContext"):  # torch 2.6
             yield cuda.memory.MemPoolContext, "__new__", _static(lambda kind, pool: pool)
         if hasattr(torch.accelerator, "Graph"):
@@ -287,10 +286,10 @@ class PretendedCuda:
             yield torch.accelerator.Graph, "__new__", made
         capturing = Stream(streams, cuda.Stream, 1, 0)
         yield cuda.graph, "default_capture_stream", _constant(capturing)
-        yield torch.Tensor, "record_stream", _record_stream
+        yield torch.Tensor, "record_stream", calling(_record_stream)
         yield torch, "Stream", lambda real: self._pretended_class(real, streams.generic, Stream)
         yield torch, "Event", lambda real: self._pretended_class(real, streams.generic_event, Event)
-        yield torch, "Generator", lambda real: self._pretended_class(real, _generator(self._devices), Generator)
+        yield torch, "Generator", lambda real: self._pretended_class(real, self._devices.generator, Generator)
 
     def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
         """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""
@@ -318,23 +317,13 @@ class PretendedCuda:
         return pretended
 
 
-def _constant(value: Any) -> _MakeReplacement:
+def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda _: value
 
 
-def _static(function: Callable[..., Any]) -> _MakeReplacement:
+def _record_stream(original: Callable[..., Any], tensor: Any, stream: Any) -> Any:
+    return None if type(stream) is Stream else original(tensor, stream)
+
+
+def _static(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda _: staticmethod(function)
-
-
-def _record_stream(real: Callable[..., Any]) -> Callable[..., Any]:
-    def record_stream(tensor: Any, stream: Any) -> Any:
-        return None if type(stream) is Stream else real(tensor, stream)
-
-    return record_stream
-
-
-def _generator(devices: Devices) -> Callable[..., Generator | None]:
-    def generator(device: Any = "cpu") -> Generator | None:
-        return Generator(devices.index(device)) if devices.is_gpu(device) else None
-
-    return generator

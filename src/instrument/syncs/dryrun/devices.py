@@ -100,33 +100,34 @@ class Devices:
         """Return whether ``device``, an argument of a function of ``torch``, is a GPU; None counts as one."""
         return device is None or isinstance(device, int) or torch.device(device).type == "cuda"
 
+    def generator(self, device: Any = "cpu") -> Generator | None:
+        """Create a generator for ``torch.Generator(device)``; return None for another device."""
+        return Generator(self.index(device)) if self.is_gpu(device) else None
+
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of functions of ``torch._C`` about devices."""
-        return {
+        alike = {
+            lambda: self.count: "_cuda_getDeviceCount _accelerator_deviceCount _accelerator_hooks_device_count",
+            lambda: self.current: (
+                "_cuda_getDevice _accelerator_getDeviceIndex _accelerator_hooks_get_current_device"
+            ),
+            self.select: "_cuda_setDevice _accelerator_setDeviceIndex _accelerator_hooks_set_current_device",
+            self.exchange: (
+                "_cuda_exchangeDevice _accelerator_exchangeDevice _accelerator_hooks_exchange_device "
+                "_cuda_maybeExchangeDevice _accelerator_maybeExchangeDevice "
+                "_accelerator_hooks_maybe_exchange_device"
+            ),
+        }
+        return {name: function for function, names in alike.items() for name in names.split()} | {
             "_cuda_init": lambda: None,
             "_cuda_isInBadFork": lambda: os.getpid() != self._process,
             "_cuda_hasPrimaryContext": lambda index: True,
-            "_cuda_getDeviceCount": lambda: self.count,
-            "_cuda_getDevice": lambda: self.current,
-            "_cuda_setDevice": self.select,
-            "_cuda_exchangeDevice": self.exchange,
-            "_cuda_maybeExchangeDevice": self.exchange,
             "_cuda_canDeviceAccessPeer": lambda device, peer: device != peer,
             "_cuda_getArchFlags": lambda: ARCHITECTURES,
             "_cuda_getCompiledVersion": lambda: 12080,
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),
             "_get_accelerator": lambda check=None: torch.device("cuda"),
-            "_accelerator_deviceCount": lambda: self.count,
-            "_accelerator_getDeviceIndex": lambda: self.current,
-            "_accelerator_setDeviceIndex": self.select,
-            "_accelerator_exchangeDevice": self.exchange,
-            "_accelerator_maybeExchangeDevice": self.exchange,
             "_accelerator_getDeviceCapability": lambda index: self.capability(),
-            "_accelerator_hooks_device_count": lambda: self.count,
-            "_accelerator_hooks_get_current_device": lambda: self.current,
-            "_accelerator_hooks_set_current_device": self.select,
-            "_accelerator_hooks_exchange_device": self.exchange,
-            "_accelerator_hooks_maybe_exchange_device": self.exchange,
         }
 
     def capability(self, device: Any = None, /) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Streams:
         self.log = log
         self.devices = devices
         self._numbers = itertools.count(1)
-        self._priorities: dict[int, int] = {}
+        self.priorities: dict[int, int] = {}
         self.thread = _ThreadState()
 
     def new(self, kind: Any, device: Any = None, priority: int = 0, **given: Any) -> Stream:
@@ -48,15 +48,15 @@ class Streams:
         number = given.get("stream_id", given.get("stream_ptr"))
         if number is None:
             number = next(self._numbers)
-            self._priorities[number] = priority
+            self.priorities[number] = priority
         return Stream(self, kind, number, index)
 
     def generic(self, device: Any = None, *given: Any, priority: int = 0, **more: Any) -> Stream | None:
         """Create a stream for ``torch.Stream(...)``; return None for another device."""
         if more or given:
             parts = () if device is None else (device, *given)
-            known = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
-            return self.new(torch.cuda.Stream, **known) if known.pop("device_type", CUDA) == CUDA else None
+            named = {**dict(zip(("stream_id", "device_index", "device_type"), parts, strict=False)), **more}
+            return self.new(torch.cuda.Stream, **named) if named.pop("device_type", CUDA) == CUDA else None
         return self.new(torch.cuda.Stream, device, priority) if self.devices.is_gpu(device) else None
 
     def event(
@@ -69,10 +69,6 @@ class Streams:
     def generic_event(self, device: Any = None, **options: Any) -> Event | None:
         """Create an event for ``torch.Event(...)``; return None for another device."""
         return self.event(torch.cuda.Event, **options) if self.devices.is_gpu(device) else None
-
-    def priority(self, stream_id: int) -> int:
-        """Return the priority with which a stream was created."""
-        return self._priorities.get(stream_id, 0)
 
     def current(self, index: int) -> tuple[int, int, int]:
         """Return the number, device and device type of the current stream of a device."""
@@ -132,7 +128,7 @@ class Stream(Pretended):
         self.device = torch.device("cuda", device_index)
         pool = 0x560000000000 + 0x100 * stream_id if stream_id else 0
         self.cuda_stream = self.native_handle = stream_id if stream_id >= _EXTERNAL else pool
-        self.priority = streams.priority(stream_id)
+        self.priority = streams.priorities.get(stream_id, 0)
         self._outside: list[tuple[tuple[int, int, int], int]] = []  # current outside each `with` block
 
     @classmethod
