@@ -104,8 +104,7 @@ class SyncDetector(SyncListener):
         Raises:
             SyncError: at level "error", for a synchronization that could not be raised where it happened.
         """
-        if self._is_outermost_stop() and self._running:
-            self._end()
+        if self._ends_outermost():
             self.raise_pending()
 
     def step(self) -> None:
@@ -123,18 +122,20 @@ class SyncDetector(SyncListener):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        elif self._is_outermost_stop() and self._running:  # nothing may hide the program's error
-            self._end()
+        if self._ends_outermost() and kind is None:  # nothing may hide the program's error
+            self.raise_pending()
 
     def _reason_nothing_was_checked(self) -> str | None:
         """Return why nothing was found, if the program did not initialize CUDA meanwhile."""
         return coverage.reason_unused() if self._running and self.recorder.empty else None
 
-    def _is_outermost_stop(self) -> bool:
+    def _ends_outermost(self) -> bool:
+        """Count a stop; end if it is the outermost one, and return whether it is."""
         self._starts = max(self._starts - 1, 0)
-        return not self._starts
+        if self._starts or not self._running:
+            return False
+        self._end()
+        return True
 
     def check(self, event: SyncEvent, thread: int) -> None:
         """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
@@ -219,11 +220,9 @@ class SyncDetector(SyncListener):
         """Move the synchronizations of step ``old``, or of all steps, to step ``new``."""
 
         def assign(steps: CountByStep) -> CountByStep:
-            for step in [old] if old is not None else list(steps):
-                calls = steps.pop(step, 0)
-                if calls:
-                    steps[new] += calls
-            return steps
+            moved = sum([steps.pop(step, 0) for step in ([old] if old is not None else list(steps))])
+            steps[new] += moved
+            return +steps
 
         self.recorder.reassign_steps(assign)
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -27,25 +28,59 @@ from ..base.compat import autograd, operators
 from ..base.findings import Direction
 from ..base.guard import guard
 from ..base.patch import Patch
-from ..explain.waits import operations
+from ..explain.waits import operations, sites
+from ..explain.waits.events import SyncEvent
+from ..record import gpu_wait
 from ..record.modules.uncompiled import skip_package
 from ..record.regions import dispatch
-from .calls import (
-    Caller,
-    Copy,
-    Scope,
-    SyncCall,
-    Target,
-    begin_call,
-    context_of,
-    is_profiler_frame,
-    returns_to_python,
-)
+from . import policy
+from .calls import operation_at
 from .listener import SyncListener
-from .torch_reports import GpuTrace, SyncWarning
+from .torch_reports import GpuTrace, SyncWarning, Target
 from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
 FEATURE = "recording a synchronization"
+_CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
+# Modules in which a profiler itself synchronizes, at the beginning and the end of a recording
+_PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu_wait.__name__)
+Copy = Callable[[], tuple[Direction | None, int | None]]  # returns direction and bytes
+
+
+class Caller(NamedTuple):
+    """The thread that called a backward pass, whose nodes run on threads of autograd."""
+
+    thread: int
+    frame: FrameType
+    context: contextvars.Context
+    regions: dict[int, tuple[str, ...]]  # by id of the listener
+
+
+@dataclass(eq=False)
+class SyncCall:
+    """One call that synchronizes, once or several times."""
+
+    events: list[tuple[SyncListener, SyncEvent]]
+    thread: int  # on which a warning or an error is raised
+    position: tuple[int, int]  # id of the frame, and instruction
+    since_ns: int
+    blocked_ns: int | None = None
+
+
+@dataclass(eq=False)
+class Scope:
+    """A wrapped call that runs on a thread.
+
+    Attributes:
+        synchronizes: the call counts as one synchronization; those inside it do not count.
+        counts_once: all synchronizations inside the call count as one.
+        copy: returns direction and bytes of the copy.
+        call: the synchronization of a call that counts once.
+    """
+
+    synchronizes: bool = False
+    counts_once: bool = False
+    copy: Copy | None = None
+    call: SyncCall | None = None
 
 
 class SyncMonitor:
@@ -289,10 +324,36 @@ class SyncMonitor:
     def _begin(
         self, target: Target, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
     ) -> SyncCall:
-        copy = scope.copy if scope is not None else None
-        return begin_call(
-            self._listeners, target, frame, self._backward_caller(threading.get_ident()), copy, op, cause
-        )
+        """Return a synchronization that begins on this thread now, with an event for each listener.
+
+        Args:
+            target: what the CPU waits for.
+            frame: the innermost Python frame; None if there is none.
+            scope: the wrapped call that runs on this thread.
+            op: the operation, if it is known; else the instruction of the user's line names it.
+            cause: why it synchronizes; by default it follows from ``target``.
+        """
+        caller = self._backward_caller(threading.get_ident())
+        place = sites.locate(frame)
+        if place.site is None and caller is not None:
+            frame = caller.frame
+        innermost = place.frame or sites.locate(frame).frame
+        op = op or (operation_at(innermost) if innermost is not None else None) or "synchronize"
+        direction, size = scope.copy() if scope is not None and scope.copy is not None else (None, None)
+        direction = direction or operations.direction_of(op)
+        events = []
+        for listener in self._listeners:
+            make_event = functools.partial(
+                listener.recorder.make_event, op, cause or _CAUSES[target], frame, direction=direction, bytes=size
+            )
+            context = context_of(caller)
+            event = make_event() if context is None else context.run(make_event)
+            if caller is not None:
+                event.region = event.region or caller.regions.get(id(listener), ())
+                event.via = place.via if place.site is None and place.via is not None else event.via
+            events.append((listener, event))
+        thread = threading.get_ident() if caller is None else caller.thread
+        return SyncCall(events, thread, (0, 0), time.perf_counter_ns())
 
     def _backward_caller(self, thread: int) -> Caller | None:
         """Return the caller of the backward pass that this thread works for; None outside backward passes."""
@@ -318,6 +379,32 @@ class SyncMonitor:
 
 
 PAGEABLE = "a non_blocking copy of pageable memory blocks"
+
+
+def context_of(caller: Caller | None) -> contextvars.Context | None:
+    """Return a copy of the caller's context, or None if this thread itself allows or forbids synchronizations."""
+    if caller is None or policy.allow_reason() is not None or policy.syncs_forbidden():
+        return None
+    return caller.context.copy()
+
+
+def is_profiler_frame(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` belongs to a profiler, whose own synchronizations are not reported."""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(_PROFILERS)
+
+
+def returns_to_python(frame: FrameType | None) -> bool:
+    """Return whether torch raises the warnings of the call in ``frame`` when the call returns.
+
+    For autograd nodes written in C++ torch raises them at the end of the backward pass, and for operators called
+    through `torch.ops` never.
+    """
+    if frame is None:
+        return False
+    inner = frame.f_code.co_filename.replace("\\", "/")
+    if inner.endswith("torch/_ops.py"):
+        return False
+    return not (inner.endswith("torch/autograd/graph.py") and autograd.autograd_node() is not None)
 
 
 def patches(monitor: SyncMonitor) -> Iterator[Patch]:

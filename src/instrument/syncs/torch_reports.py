@@ -14,14 +14,14 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 from ..base import gpu
 from ..base.compat import cuda
 from ..base.guard import guard
 from ..base.patch import Patch
-from .calls import Target
 
+Target = Literal["stream", "event", "device"]
 Callback = Callable[[Target, FrameType | None], None]
 
 

@@ -1,4 +1,4 @@
-"""Prints the summary of a trace: its steps, regions, operators and files."""
+"""Prints the summary of a trace: its steps, regions, operators and files; `RunSummary`, that of a whole run."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ from ...read.tables.trace import ReadLosses, UnreadDevice
 from ..text.lines import line
 from .console import Block, Table, heading, more, new_console, show
 from .steps import describe_steps, headline
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
+    from ...explain.diagnosis.diagnose import Diagnosis
 
 _MAX_SEPARATE_REGIONS = 8
 _NUMBER = re.compile(r"\d+")
@@ -177,7 +180,8 @@ def _regions(summary: Summary) -> Iterator[Block]:
         for region in ordered
     ]
     indents = [2 * len(region.path) - 2 for region in ordered]
-    if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
+    in_no_region = summary.no_region_ns * 2000 >= summary.step_ns > 0  # the table would show more than 0.0 %
+    if in_no_region or summary.gpu_unattributed_ns:
         cpu = duration(summary.no_region_ns / max(summary.steps, 1))
         shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
         rows.append(["(in no region)", "", *[""] * len(steps), cpu, "", *shares])
@@ -268,11 +272,6 @@ def _means(summary: Summary, row: RegionStat | OperatorStat, steps_column: list[
     return [count(row.calls / whole), *[some] * len(steps_column), *(duration(ns / whole) for ns in times_ns)]
 
 
-def _counts(part_ns: int, whole_ns: int) -> bool:
-    """Return whether the table would show more than 0.0 %."""
-    return part_ns * 2000 >= whole_ns > 0
-
-
 def _share_columns(summary: Summary) -> list[str]:
     share = "% step" if summary.steps else "% time"
     return [share, ""] if summary.gpu_total_ns is None else [share, "GPU", "% GPU"]
@@ -282,7 +281,7 @@ def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[st
     """Return the share of the step, then the GPU time and its share or, without a GPU, a bar."""
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
     if summary.gpu_total_ns is None:
-        return [share, _bar(cpu_ns or 0, summary.step_ns)]
+        return [share, "#" * round(_BAR * min((cpu_ns or 0) / summary.step_ns, 1)) if summary.step_ns else ""]
     return [share, duration((gpu_ns or 0) / max(summary.steps, 1)), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
@@ -331,13 +330,6 @@ def _sort_by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
         yield region
         open_.extend(children.get(region.path, []))
 
-
-def _bar(part: int, whole: int) -> str:
-    return "#" * round(_BAR * min(part / whole, 1)) if whole else ""
-
-
-if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
-    from ...explain.diagnosis.diagnose import Diagnosis
 
 _FIELDS = (
     "steps", "step_ns", "step_numbers", "step_times_ns", "no_region_ns", "outside_ns", "gpu_total_ns",

@@ -22,10 +22,9 @@ import torch
 from ...base.imports import loaded_modules
 from ...base.patch import Patch, apply, undo
 from . import libraries
-from .devices import DefaultGenerator, Devices, Generator, Properties
+from .devices import DefaultGenerator, Event, Generator, Gpus, Graph, Properties, Stream, make_graphed_callables
 from .patches import Replacement, calling
 from .state import RunState
-from .streams import Event, Graph, Stream, Streams, make_graphed_callables
 
 _CachedFunction = type(functools.lru_cache(lambda: None))
 _PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
@@ -189,9 +188,7 @@ class PretendedCuda:
     """
 
     def __init__(self, log: RunState, devices: int = 1) -> None:
-        self._log = log
-        self._devices = Devices(devices)
-        self._streams = Streams(log, self._devices)
+        self._gpus = Gpus(log, devices)
         self._cudart = libraries.Cudart()
         self._generators = tuple(DefaultGenerator(index) for index in range(devices))
         self._patches: list[Patch] = []
@@ -217,22 +214,21 @@ class PretendedCuda:
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of names of ``torch._C``."""
         return {
-            **self._devices.replacements(), **self._streams.replacements(),
-            **libraries.memory_replacements(self._log, self._devices.count),
-            **libraries.replacements(), **_unsupported_private(self._log),
+            **self._gpus.replacements(), **libraries.memory_replacements(self._gpus.log, self._gpus.count),
+            **libraries.replacements(), **_unsupported_private(self._gpus.log),
             "_has_cuda": True, "_cudart": self._cudart,
             "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip
 
     def _changes(self) -> Iterator[Replacement]:
-        replacements = _unsupported_driver(self._log) | self.replacements()
+        replacements = _unsupported_driver(self._gpus.log) | self.replacements()
         for name, answer in replacements.items():
             yield torch._C, name, _constant(answer)
         for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
             yield from (
                 (taker, name, _constant(replacements[name])) for name in replacements if name in vars(taker)
             )
-        for replaced in (libraries.public_functions(), _unsupported_public(self._log)):
+        for replaced in (libraries.public_functions(), _unsupported_public(self._gpus.log)):
             for owner, functions in replaced.items():
                 yield from (
                     (owner, name, _constant(made))
@@ -244,10 +240,10 @@ class PretendedCuda:
 
     def _state(self) -> Iterator[Replacement]:
         """Replace the state that `torch.cuda` and similar modules keep in variables."""
-        count = self._devices.count
+        count = self._gpus.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
-            "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
+            "_exchange_device": self._gpus.exchange, "_maybe_exchange_device": self._gpus.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
             "default_generators": self._generators,
             **{
@@ -262,18 +258,18 @@ class PretendedCuda:
         if torch.version.cuda is None:
             yield torch.version, "cuda", _constant(CUDA_VERSION)
         if hasattr(torch.accelerator, "get_device_capability"):
-            yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
-        graphed = make_graphed_callables(self._log)
+            yield torch.accelerator, "get_device_capability", _constant(self._gpus.capability)
+        graphed = make_graphed_callables(self._gpus.log)
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
     def _classes(self) -> Iterator[Replacement]:
         """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
-        cuda, streams = torch.cuda, self._streams
-        yield cuda.Stream, "__new__", _static(streams.new)
-        yield cuda.Event, "__new__", _static(streams.event)
-        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: streams.event(cuda.Event))
-        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(streams, kind))
+        cuda, gpus = torch.cuda, self._gpus
+        yield cuda.Stream, "__new__", _static(gpus.stream)
+        yield cuda.Event, "__new__", _static(gpus.event)
+        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: gpus.event(cuda.Event))
+        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(gpus, kind))
         yield (
             cuda.MemPool,
             "__new__",
@@ -282,14 +278,14 @@ class PretendedCuda:
         if hasattr(cuda.memory, "MemPoolContext"):  # torch 2.6
             yield cuda.memory.MemPoolContext, "__new__", _static(lambda kind, pool: pool)
         if hasattr(torch.accelerator, "Graph"):
-            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(streams, kind, pool))
+            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(gpus, kind, pool))
             yield torch.accelerator.Graph, "__new__", made
-        capturing = Stream(streams, cuda.Stream, 1, 0)
+        capturing = Stream(gpus, cuda.Stream, 1, 0)
         yield cuda.graph, "default_capture_stream", _constant(capturing)
         yield torch.Tensor, "record_stream", calling(_record_stream)
-        yield torch, "Stream", lambda real: self._pretended_class(real, streams.generic, Stream)
-        yield torch, "Event", lambda real: self._pretended_class(real, streams.generic_event, Event)
-        yield torch, "Generator", lambda real: self._pretended_class(real, self._devices.generator, Generator)
+        yield torch, "Stream", lambda real: self._pretended_class(real, gpus.generic_stream, Stream)
+        yield torch, "Event", lambda real: self._pretended_class(real, gpus.generic_event, Event)
+        yield torch, "Generator", lambda real: self._pretended_class(real, gpus.generator, Generator)
 
     def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
         """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""

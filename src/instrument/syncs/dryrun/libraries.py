@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from .devices import GIB, TOTAL_MEMORY
+from .devices import GIB, TOTAL_MEMORY, Pretended, pool_handle
 from .state import RunState
-from .streams import Pretended, pool_handle
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5

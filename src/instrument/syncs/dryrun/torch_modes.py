@@ -263,13 +263,6 @@ class FunctionMode(TorchFunctionMode):
         real: torch.device = torch.device(device)
         return real if self.state.fake is None else self.state.fake.existing_device(real)
 
-    def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""
-        fake = self.state.fake
-        return (
-            self.run_quietly(func, *args, **kwargs) if fake is None else fake.run_with_data(func, *args, **kwargs)
-        )
-
     def run_quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; its reads on the CPU do not count as synchronizations."""
         self.thread.quiet_depth += 1
