@@ -475,44 +475,36 @@ def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str
         return None
     with guard.contained("checking a copy"):
         route = _route(op, tensor, args, kwargs)
-        if route is None or route.host is None or operators.is_fake(tensor):
+        if route is None or route[2] is None or operators.is_fake(tensor):
             return None
-        size, devices = tensor.numel() * route.source.element_size(), (route.source.device.type, route.target)
+        source, target, host, gathered = route
+        size, devices = tensor.numel() * source.element_size(), (source.device.type, target)
         waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
         # is_pinned() creates a context on the current device if the program has none yet
         if not waits or gpu.in_use() is None:
             return None
-        cause = PAGEABLE if not route.host.is_pinned() else operations.GATHERED if route.gathered() else None
+        cause = PAGEABLE if not host.is_pinned() else operations.GATHERED if gathered() else None
         if cause is not None:
-            return cause, lambda: ("H2D" if route.target == "cuda" else "D2H", size)
+            return cause, lambda: ("H2D" if target == "cuda" else "D2H", size)
     return None
 
 
-class _Route(NamedTuple):
-    """What is copied to where.
+def _route(
+    op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, str | None, Any, Callable[[], bool]] | None:
+    """Return what a call copies; None if torch refuses the arguments: the call itself raises the error.
 
-    Attributes:
-        source: the tensor that is copied.
-        target: the type of the target device.
-        host: the tensor on the CPU that must be pinned; None if the copy is blocking, or if torch pins memory
-            itself, as for a copy to the CPU.
-        gathered: returns `is_gathered`.
+    Returns:
+        The tensor that is copied; the type of the target device; the tensor on the CPU that must be pinned, None
+        if the copy is blocking, or if torch pins memory itself, as for a copy to the CPU; and `is_gathered`, bound
+        to these.
     """
-
-    source: Any
-    target: str | None
-    host: Any
-    gathered: Callable[[], bool]
-
-
-def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Route | None:
-    """Return what a call copies; None if torch refuses the arguments: the call itself raises the error."""
     if op == "copy_":
         source, non_blocking = parse_copy(args, kwargs)
         source = tensor if source is None else source
         host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
         gathered = functools.partial(is_gathered, host, other.dtype, other)
-        return _Route(source, tensor.device.type, host if non_blocking else None, gathered)
+        return source, tensor.device.type, host if non_blocking else None, gathered
     try:
         transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
     except (TypeError, RuntimeError):
@@ -520,7 +512,7 @@ def _route(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
     host = tensor if transfer.non_blocking and target == "cuda" else None
     gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
-    return _Route(tensor, target, host, gathered)
+    return tensor, target, host, gathered
 
 
 monitor = SyncMonitor()

@@ -23,7 +23,7 @@ from ...read.charts.flame import flame_of
 from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, rows_of_steps, timeline_of
 from ...read.jobs.rank_content import RankContent
 from ...read.tables.intervals import covered_ns
-from ...read.tables.table import MEMCPY, Table
+from ...read.tables.table import MEMCPY, Array, Table
 from ..page.document import document, table_section
 from ..text.diagnosis import evidence_texts, value_of
 from .memory import sections_of
@@ -42,17 +42,13 @@ BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "c
 """The words for the parts of a step during which a GPU works."""
 
 
-def idle_class(cause: str) -> str:
-    """Return the class of a cause of idle time, which gives its color."""
-    return _CLASSES.get(cause, "other")
-
-
 def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
 
     None for a memory snapshot, which has no times, if there is nothing else to say of it.
     """
-    notes = [shown_name(text) for text in _overview_notes(diagnosis) if text]
+    texts = (diagnosis.opened_text, *evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text)
+    notes = [shown_name(text) for text in (*texts, *diagnosis.rules_texts) if text]
     if not diagnosis.step_ns and not notes:
         return None
     return {
@@ -73,7 +69,7 @@ def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
     else:
         parts = [(words, name, diagnosis.parts.get(name, 0), PARTS[name]) for name, words in BUSY_WORDS.items()]
         parts += [
-            (f"idle: {name}", idle_class(cause), ns, _CAUSES[name])
+            (f"idle: {name}", _CLASSES.get(cause, "other"), ns, _CAUSES[name])
             for cause, ns in diagnosis.idle_by_cause.items()
             for name in [cause.replace("_", " ")]
         ]
@@ -100,11 +96,6 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
     return figures
 
 
-def _overview_notes(diagnosis: DiagnosisData) -> list[str]:
-    rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
-    return [diagnosis.opened_text, *evidence_texts(diagnosis), *rest]
-
-
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
 
 
@@ -112,6 +103,7 @@ def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     """Return the timeline of the window; None if nothing in it takes time.
 
     Times are in ns from the start of the window; the timeline begins with the first step, which may be earlier.
+    The longest gaps come with their cause, length and start, and what ends them.
     """
     facts = diagnosis.facts
     if facts is None:
@@ -124,14 +116,18 @@ def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     section = timeline_of(source, [idle] * bool(len(idle.start_ns)) + streams + threads, notes)
     if section is None:
         return None
-    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": _gap_rows(diagnosis)}
+    gaps = [
+        [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
+        for gap in diagnosis.idle_gaps
+    ]
+    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": gaps}
 
 
 def _idle(facts: TraceFacts, group: str) -> Lane:
     """Return the gaps during which no GPU works, each with the cause of most of it and the work that ends it."""
     idle, work = facts.idle, len(facts.gpu)
     cause = np.argmax(np.stack([idle.by_cause[cause] for cause in CAUSES]), axis=0)
-    kinds = np.array([CLASSES.index(idle_class(cause)) for cause in CAUSES])
+    kinds = np.array([CLASSES.index(_CLASSES.get(cause, "other")) for cause in CAUSES])
     following = np.searchsorted(facts.gpu.start_ns, idle.end_ns)
     ended_by = np.where(following < work, following, -1)
     name, depth = cause + len(facts.trace.strings), np.zeros(len(cause), np.int64)
@@ -147,14 +143,6 @@ def _with_parts(facts: TraceFacts, rows: list[list[int | None]]) -> list[list[in
     compute, working, busy = (covered_ns(times, start, end) for times in (done.compute, done.working, done.busy))
     parts = np.stack((compute, working - compute, busy - working, end - start - busy), axis=1).tolist()
     return [[*row[:3], *of_step] for row, of_step in zip(rows, parts, strict=True)]
-
-
-def _gap_rows(diagnosis: DiagnosisData) -> list[list[Any]]:
-    """Return the cause, the length and the start of the longest gaps, and what ends them."""
-    return [
-        [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
-        for gap in diagnosis.idle_gaps
-    ]
 
 
 def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
@@ -253,14 +241,15 @@ def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
 
 
 def _rank(rank: int, trace: RankContent, met: RankArrivals) -> dict[str, Any]:
-    times = {
-        "step": trace.window_ns,
-        "compute": trace.compute_ns,
-        "waited": met.waited_ns,
-        "caused": met.caused_ns,
-    }
     steps = max(len(trace.steps), 1)
-    return {"rank": rank, "last": met.last, **{name: ns / steps for name, ns in times.items()}}
+    return {
+        "rank": rank,
+        "last": met.last,
+        "step": trace.window_ns / steps,
+        "compute": trace.compute_ns / steps,
+        "waited": met.waited_ns / steps,
+        "caused": met.caused_ns / steps,
+    }
 
 
 def _rank_notes(job: Job) -> list[str]:
@@ -419,8 +408,12 @@ def _longest_gap(facts: TraceFacts, causes: Collection[str]) -> tuple[int, int] 
     times = np.sum([facts.idle.by_cause[cause] for cause in causes], axis=0)
     if not times.any():
         return None
-    gap, begin = int(np.argmax(times)), facts.window[0]
-    return int(facts.idle.start_ns[gap]) - begin, int(facts.idle.end_ns[gap]) - begin
+    return _span(facts, facts.idle.start_ns, facts.idle.end_ns, np.argmax(times))
+
+
+def _span(facts: TraceFacts, start_ns: Array, end_ns: Array, row: np.intp) -> tuple[int, int]:
+    """Return the start and the end of a row, from the start of the window."""
+    return int(start_ns[row]) - facts.window[0], int(end_ns[row]) - facts.window[0]
 
 
 def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
@@ -430,8 +423,7 @@ def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
         events = table.where(facts.rows(table, *names))
         at = events.where((events.start_ns - begin <= start_ns) & (events.end_ns - begin > start_ns))
         if at:
-            row = int(np.argmin(at.duration_ns))
-            return int(at.start_ns[row]) - begin, int(at.end_ns[row]) - begin
+            return _span(facts, at.start_ns, at.end_ns, np.argmin(at.duration_ns))
     around = int(_AROUND * facts.step_ns)
     return start_ns - around, start_ns + around
 
@@ -442,8 +434,7 @@ def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
     events = events.where((events.start_ns >= begin) & (events.start_ns < end))
     if not events:
         return None
-    row = int(np.argmax(events.duration_ns))
-    return int(events.start_ns[row]) - begin, int(events.end_ns[row]) - begin
+    return _span(facts, events.start_ns, events.end_ns, np.argmax(events.duration_ns))
 
 
 def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:

@@ -392,8 +392,8 @@ class RunSummary:
         if self.snapshots:
             show(console, [line(how_to_show_snapshots(len(self.snapshots), self.folder))])
         if self.worst_steps:
-            show(console, heading("The slowest steps (the first 32 are not judged)"))
-            show(console, [line(f"  {step}") for step in self.worst_steps])
+            title = heading("The slowest steps (the first 32 are not judged)")
+            show(console, [*title, *(line(f"  {step}") for step in self.worst_steps)])
         if self.diagnosis is not None:
             show(console, heading("What is slow in the last window"))
             console.print(self.diagnosis, soft_wrap=True)

@@ -222,19 +222,14 @@ class PretendedCuda:
 
     def _changes(self) -> Iterator[Replacement]:
         replacements = _unsupported_driver(self._gpus.log) | self.replacements()
-        for name, answer in replacements.items():
-            yield torch._C, name, _constant(answer)
+        yield from _constants(torch._C, replacements)
         for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
-            yield from (
-                (taker, name, _constant(replacements[name])) for name in replacements if name in vars(taker)
-            )
+            used = [name for name in replacements if name in vars(taker)]
+            yield from _constants(taker, {name: replacements[name] for name in used})
         for replaced in (libraries.public_functions(), _unsupported_public(self._gpus.log)):
-            for owner, functions in replaced.items():
-                yield from (
-                    (owner, name, _constant(made))
-                    for name, made in functions.items()
-                    if owner is not None and hasattr(owner, name)
-                )
+            for owner, made in replaced.items():
+                names = [name for name in made if owner is not None and hasattr(owner, name)]
+                yield from _constants(owner, {name: made[name] for name in names})
         yield from self._state()
         yield from self._classes()
 
@@ -251,8 +246,7 @@ class PretendedCuda:
                 for name, dtype in DTYPES.items()
             },
         }  # fmt: skip
-        for name, value in values.items():
-            yield torch.cuda, name, _constant(value)
+        yield from _constants(torch.cuda, values)
         if not hasattr(torch._C, "_nvtx"):
             yield torch.cuda.nvtx, "_nvtx", _constant(libraries.Nvtx())
         if torch.version.cuda is None:
@@ -311,6 +305,10 @@ class PretendedCuda:
 
         pretended: Any = Kind(real.__name__, (real,), {"__module__": real.__module__, "__doc__": real.__doc__})
         return pretended
+
+
+def _constants(owner: Any, values: dict[str, Any]) -> Iterator[Replacement]:
+    return ((owner, name, _constant(value)) for name, value in values.items())
 
 
 def _constant(value: Any) -> Callable[[Any], Any]:

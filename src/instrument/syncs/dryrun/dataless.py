@@ -13,7 +13,7 @@ import linecache
 import operator
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
 from types import CodeType
@@ -69,14 +69,10 @@ def _checks(file: str) -> tuple[tuple[ast.If | ast.Assert, bool], ...]:
 
 def _is_read(node: ast.expr) -> bool:
     """Return whether the truth of ``node`` itself is read, and not a part of it, as in ``x.item() > 3``."""
-    if _name_of_call(node) in _READS:
-        return True
-    for part in ast.walk(node):
-        if _name_of_call(part) in _READS or (
-            isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)
-        ):
-            return False
-    return True
+    return _name_of_call(node) in _READS or not any(
+        _name_of_call(part) in _READS or (isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR))
+        for part in ast.walk(node)
+    )
 
 
 def _name_of_call(node: ast.AST) -> str | None:
@@ -373,8 +369,10 @@ def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
     given, made = list(tensors([*args, kwargs])), list(tensors(out))
     real = _results_with_data(func, args, kwargs, given, made)
     if real is None:
-        for tensor in _written_tensors(func, args):
-            drop_data(tensor)
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tensors(value):
+                    _drop_data(tensor)
         return
     storages = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
     for fake, data in zip(made, real, strict=True):
@@ -384,13 +382,11 @@ def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], ou
             _attach_data(fake, data)
 
 
-def drop_data(tensor: torch.Tensor) -> None:
+def _drop_data(tensor: torch.Tensor) -> None:
     """Drop the data of ``tensor``, and of all tensors that share its storage."""
     if isinstance(tensor, FakeTensor):
-        try:
+        with suppress(NotImplementedError, RuntimeError):
             tensor.untyped_storage().__dict__.pop(_KEY, None)
-        except (NotImplementedError, RuntimeError):
-            return
 
 
 def _results_with_data(
@@ -414,16 +410,6 @@ def _results_with_data(
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None
-
-
-def _written_tensors(func: Any, args: Sequence[Any]) -> list[torch.Tensor]:
-    arguments = zip(func._schema.arguments, args, strict=False)
-    return [
-        tensor
-        for argument, value in arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for tensor in tensors(value)
-    ]
 
 
 def _attach_data(fake: FakeTensor, data: torch.Tensor) -> None:

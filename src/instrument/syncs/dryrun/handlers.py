@@ -30,10 +30,6 @@ def _on_gpu(answer: Callable[[torch.device], Any]) -> Handler:
     return handler
 
 
-def _is_pinned(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return mode.tags.get(args[0]) is PINNED
-
-
 def _resolve_devices(
     mode: FunctionMode, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -223,7 +219,7 @@ ANSWERS: dict[Any, Handler] = {
     _KIND.is_cpu.__get__: _on_gpu(lambda device: False),
     T.get_device: _on_gpu(lambda device: device.index),
     torch.get_device: _on_gpu(lambda device: device.index),
-    T.is_pinned: _is_pinned,
+    T.is_pinned: lambda mode, func, args, kwargs: mode.tags.get(args[0]) is PINNED,
     T.is_shared: _on_gpu(lambda device: True),
 }
 

@@ -128,7 +128,7 @@ def dry_run_file(
         with dry_run_context(fake, Budget(budget), script=function is None, step_on=step_on) as run:
             run.ends_by_ctrl_c = True
             stopper = ProgramStopper(
-                None if on_caught_stop is None else lambda stopped: on_caught_stop(_report(run, stopped))
+                None if on_caught_stop is None else lambda stopped: on_caught_stop(run.report(stopped))
             )
             with stop_on_signals(stopper, time_limit):
                 step: Callable[[], object] | None = functools.partial(_run_as_main, program)
@@ -145,11 +145,6 @@ def dry_run_file(
     finally:
         sys.argv, sys.path[:] = before[:2]
         _remove_script_modules(before[2], folder)
-
-
-def _report(run: DryRun, stopped: EarlyStop) -> SyncReport:
-    run.on_early_stop(stopped)
-    return run.report()
 
 
 def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
@@ -301,18 +296,18 @@ class DryRun:
         try:
             return step()
         except EarlyStop as stopped:
-            self.on_early_stop(stopped)
+            self._on_early_stop(stopped)
         except KeyboardInterrupt:
             if not self.ends_by_ctrl_c:
                 raise
-            self.on_early_stop(ctrl_c_stop())
+            self._on_early_stop(ctrl_c_stop())
         except SystemExit as error:
             if error.code not in (None, 0):
                 self._on_error(error)
         except Exception as error:
             self._on_error(error)
 
-    def on_early_stop(self, stopped: EarlyStop) -> None:
+    def _on_early_stop(self, stopped: EarlyStop) -> None:
         """Keep the reason why the program ended early."""
         self._early_stop = stopped
         self.error = stopped if stopped.code else None
@@ -375,8 +370,10 @@ class DryRun:
         chosen = self.state.cpu_by_name
         return _NOTHING_ON_GPU if chosen is None else f"{_NOTHING_ON_GPU}. {_TOO_EARLY.format(chosen)}"
 
-    def report(self) -> SyncReport:
-        """Return the report."""
+    def report(self, stopped: EarlyStop | None = None) -> SyncReport:
+        """Return the report; ``stopped`` is what ends the program, if it caught that."""
+        if stopped is not None:
+            self._on_early_stop(stopped)
         recorder = self.recorder
         steps = max(recorder.updates, 1)
         budget = self.state.budget
