@@ -5,7 +5,6 @@ from __future__ import annotations
 import dis
 import linecache
 import re
-import sys
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -32,7 +31,6 @@ _SPELLING = {
     "subtract": "sub", "multiply": "mul", "true_divide": "truediv", "floor_divide": "floordiv", "modulo": "mod",
     "power": "pow", "matrix_multiply": "matmul",
 }  # fmt: skip
-_POSITIONS = sys.version_info >= (3, 11)
 
 
 def operation_at(frame: FrameType) -> str | None:
@@ -52,7 +50,7 @@ def _operation_at(code: CodeType, last: int, line: int) -> str | None:
     text = _segment(code.co_filename, now) or source
     name = now.opname
     if name.startswith(("CALL", "PRECALL")) and not name.startswith("CALL_INTRINSIC"):
-        certain, called = _callee(instructions, now) if _POSITIONS else (False, None)
+        certain, called = _callee(instructions, now)
         return _name_of(called if certain else callee_in(text))
     if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
         return _name_of(now.argval)
@@ -88,7 +86,7 @@ def _callee(instructions: list[dis.Instruction], call: dis.Instruction) -> tuple
     """Return whether the callee of a call was found, and its name, None if it has none.
 
     The callee begins where the call does, and ends before its brackets. Code that torch.compile made has no
-    positions, so nothing is found there.
+    positions, nor has Python 3.10, so nothing is found there.
     """
     span = getattr(call, "positions", None)
     if span is None or span.col_offset is None:

@@ -3,6 +3,8 @@
 A page is a title, a lead paragraph that shows without scripts, and sections. Each section is a dict with ``id``,
 ``type`` (which script draws it), ``title`` and the data that this script reads. Texts in it are data: the scripts
 write them as text nodes, and the content security policy allows no script and no style but those of the page.
+
+The sections that several pages share are built here: figures, a table, lengths of steps as dots, and a waterfall.
 """
 
 from __future__ import annotations

@@ -106,15 +106,9 @@ def _part(part: int, breakdown: Breakdown) -> str:
 
 def _categories(breakdown: Breakdown) -> Iterator[Block]:
     rows = [
-        [
-            category_words(name),
-            size(with_line + without),
-            percent(with_line + without, breakdown.peak.bytes),
-            size(with_line),
-            size(without),
-        ]
-        for name, (with_line, without) in breakdown.by_category().items()
-        if with_line + without
+        [category_words(name), *_amount(sum(both), breakdown), *map(size, both)]
+        for name, both in breakdown.by_category().items()  # with a line, and without
+        if sum(both)
     ]
     yield line()
     yield Table(["category", "bytes", "% peak", "with a line", "without"], rows)

@@ -23,7 +23,6 @@ from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_
 from ...base.findings import NOT_COVERED
 from ...base.guard import uninterrupted
 from ...base.imports import loaded_modules
-from ...base.patch import Patch
 from ...base.source_paths import INSTALLED
 from ...explain.waits import sites
 from ...explain.waits.comments import mistaken_comments
@@ -37,7 +36,7 @@ from .. import coverage
 from ..budget import Budget
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
-from .patches import calling, modes, patched
+from .patches import modes, patched
 from .state import RunState, as_cuda, tensors
 from .steps import StepRecorder
 
@@ -284,7 +283,9 @@ class DryRun:
         self.ends_by_ctrl_c = False  # otherwise Ctrl-C ends the caller, too
         # Without an optimizer, a function that is called once is one step; a script has as many as it finds.
         weakest = "forward" if script else "optimizer"
-        self.follower = StepFollower(self._on_step, self._on_restart, step_on, weakest=weakest)
+        self.follower = StepFollower(
+            self._on_step, self._on_restart, step_on, weakest=weakest, on_optimizer_made=self._on_optimizer_made
+        )
         self._optimizer_was_made = False
         pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
         watched = {threading.current_thread(), threading.main_thread(), *pools}
@@ -327,7 +328,7 @@ class DryRun:
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.state.budget.clear()
 
-    def on_optimizer_made(self) -> None:
+    def _on_optimizer_made(self, _: Any) -> None:
         """Note that an optimizer is made: everything before belongs to no step."""
         if self.recorder.step is None:
             self.recorder.step, self._optimizer_was_made = 0, True
@@ -421,8 +422,8 @@ def dry_run_context(
 
 def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None) -> DryRun:
     # Each callback comes before the change that it undoes: an interrupt may come in between.
-    stack.callback(coverage.set_dry_run_active, False)
-    coverage.set_dry_run_active(True)
+    stack.callback(setattr, coverage, "dry_run_active", False)
+    coverage.dry_run_active = True
     path = RegionPath(budget.note_region if budget.given else None)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
@@ -434,12 +435,7 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: boo
     stack.callback(run.follower.remove)
     run.follower.follow()
 
-    def init(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(optimizer, *args, **kwargs)
-        run.on_optimizer_made()
-
-    optimizers = Patch(torch.optim.Optimizer, "__init__", calling(init))
-    for patch in (optimizers, *run.recorder.patches()):
+    for patch in run.recorder.patches():
         patch.apply_in(stack)
     stack.enter_context(modes(run.state))
     return run
