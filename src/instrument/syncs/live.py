@@ -39,7 +39,6 @@ class SyncDetector(SyncListener):
         self._every = every
         self._path = RegionPath()
         self._follower: Any = None  # counts steps until `step` is called
-        self._step_called = False
         self._explanation: str | None = None  # what counts as a step
         self._starts = 0
         self._running = False
@@ -88,7 +87,7 @@ class SyncDetector(SyncListener):
             if self._unavailable == coverage.NO_GPU:
                 log.warning(self._unavailable)
             return
-        self._running, self._step_called, self._explanation = True, False, None
+        self._running, self._explanation = True, None
         self.recorder.step = 0
         self._budget.clear()
         with guard.contained("counting the steps"):
@@ -111,8 +110,7 @@ class SyncDetector(SyncListener):
         """End the current step and begin the next one."""
         if not self._running:
             return
-        if not self._step_called:
-            self._step_called = True
+        if self._follower is not None:
             self._stop_following()
             self._restart_steps()
         self._next_step(counts=True)

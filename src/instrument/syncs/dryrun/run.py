@@ -347,22 +347,6 @@ class DryRun:
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
-    def _final_counts(self, seen: CountByStep, steps: int) -> CountByStep:
-        """Return the final number of calls by step, given the numbers ``seen`` during the run.
-
-        Calls before the first update (0 in ``seen``, where steps count from 1) count for the first step, but only
-        up to the most in any other step: the rest are preparations. Calls after the last step are outside the
-        steps. Without an optimizer, everything is one step.
-        """
-        settled: CountByStep = Counter({step - 1: calls for step, calls in seen.items() if step and step <= steps})
-        before, outside = seen[0], seen[None] + seen[steps + 1]
-        if not self._optimizer_was_made:
-            before, outside = before + seen[None], seen[steps + 1]
-        others = (calls for step, calls in settled.items() if step)
-        first = before if steps == 1 else min(before, max(max(others, default=0) - settled[0], 0))
-        settled.update({0: first, None: before - first + outside})
-        return +settled
-
     def _why_nothing_on_gpu(self) -> str:
         if self._early_stop is not None:
             return _STOPPED_EARLY
@@ -380,7 +364,7 @@ class DryRun:
         budget = self.state.budget
         if recorder.updates and not recorder.in_step:
             budget.restart_step()  # what follows the last step is in none
-        recorder.reassign_steps(lambda seen: self._final_counts(seen, steps))
+        recorder.reassign_steps(lambda seen: final_counts(seen, steps, self._optimizer_was_made))
         used = self.state.tags.any_on_device or self.error is not None
         sentences = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
         if self._early_stop is not None and self.error is None:
@@ -398,6 +382,23 @@ class DryRun:
             unavailable_reason="" if used else self._why_nothing_on_gpu(), budgeted=budget.given,
             exceeded=budget.exceeded(steps), unmatched=unmatched,
         )  # fmt: skip
+
+
+def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByStep:
+    """Return the final number of calls by step, given the numbers ``seen`` during the run.
+
+    Calls before the first update (0 in ``seen``, where steps count from 1) count for the first step, but only
+    up to the most in any other step: the rest are preparations. Calls after the last step are outside the
+    steps. Without an optimizer, everything is one step.
+    """
+    settled: CountByStep = Counter({step - 1: calls for step, calls in seen.items() if step and step <= steps})
+    before, outside = seen[0], seen[None] + seen[steps + 1]
+    if not has_optimizer:
+        before, outside = before + seen[None], seen[steps + 1]
+    others = (calls for step, calls in settled.items() if step)
+    first = before if steps == 1 else min(before, max(max(others, default=0) - settled[0], 0))
+    settled.update({0: first, None: before - first + outside})
+    return +settled
 
 
 @contextlib.contextmanager
