@@ -11,7 +11,8 @@ from ...explain.replay.what_if import WhatIf
 from ..text.lines import line
 from .console import Block, Table
 
-_MAX_PARTS = 12
+_MAX_PARTS = 12  # of a difference
+_MAX_ROWS = 10  # of a critical path
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
@@ -58,9 +59,6 @@ def _calls(part: Part) -> str:
         return f"{part.change} ({max(part.before_calls, part.after_calls):,})"
     same = part.before_calls == part.after_calls
     return f"{part.after_calls:,}" if same else f"{part.before_calls:,} to {part.after_calls:,}"
-
-
-_MAX_ROWS = 10
 
 
 def what_if_report(guess: WhatIf) -> Iterator[Block]:

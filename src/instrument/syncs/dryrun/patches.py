@@ -77,8 +77,6 @@ def modes(state: RunState) -> Iterator[None]:
 
 
 Replacement = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
-# Modules of torch that read a storage in place, which is in the CPU's memory
-_REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
 def calling(function: Callable[..., Any]) -> Callable[[Any], Any]:
@@ -256,6 +254,10 @@ _DEFAULT_FUNCTIONS = (_KIND.__torch_function__.__func__, torch._C._disabled_torc
 _register_builtin = getattr(torch.jit._builtins, "_register_builtin", None)
 if _register_builtin is not None:  # makes TorchScript accept the function as the builtins that it replaces
     _register_builtin(_is_overridden, "aten::has_torch_function")
+
+
+# Modules of torch that read a storage in place, which is in the CPU's memory
+_REAL = ("torch.serialization", "torch.multiprocessing.reductions")
 
 
 def _storages(state: RunState) -> Iterator[Replacement]:
