@@ -255,9 +255,7 @@ class Generator(torch._C.Generator):
         other = Generator(self._index)
         return other.set_state(self.get_state())
 
-    def graphsafe_get_state(self) -> Any:
-        """Return the state for `graphsafe_set_state`."""
-        return self.clone_state()
+    graphsafe_get_state = clone_state
 
     def graphsafe_set_state(self, state: Any) -> Any:
         """Take the state of another generator."""
