@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..base.findings import SyncFinding
 from ..base.source_paths import portable
-from ..explain.waits.report_data import ReportData
+from ..explain.waits.report import SyncReport
 
 _HEAD = """\
 # Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:
@@ -84,7 +84,7 @@ class Baseline:
         return baseline
 
     @classmethod
-    def of(cls, reports: Iterable[ReportData], earlier: Baseline | None = None) -> Baseline:
+    def of(cls, reports: Iterable[SyncReport], earlier: Baseline | None = None) -> Baseline:
         """Return the synchronizations of ``reports`` that are not allowed, with the reasons in ``earlier``."""
         baseline, reasons = cls(), earlier.entries if earlier is not None else {}
         for one in reports:
@@ -109,7 +109,7 @@ class Baseline:
         partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
         partial.replace(path)
 
-    def allow(self, results: ReportData, name: str) -> list[tuple[str, int, int]]:
+    def allow(self, results: SyncReport, name: str) -> list[tuple[str, int, int]]:
         """Allow the known synchronizations in ``results``, up to their maximum in a step; not inside `no_syncs`.
 
         Args:
@@ -137,18 +137,18 @@ class Baseline:
         results.sort()
         return more
 
-    def nearest(self, entry: BaselineEntry, reports: Iterable[ReportData]) -> str:
+    def nearest(self, entry: BaselineEntry, reports: Iterable[SyncReport]) -> str:
         """Return the call site without an entry that resembles that of ``entry``; empty if there is none."""
         places = {_where(each) for one in reports for each in one.syncs if each.fingerprint not in self.entries}
         return next(iter(difflib.get_close_matches(entry.where, sorted(places), n=1)), "")
 
-    def stale(self, reports: Sequence[ReportData]) -> list[BaselineEntry]:
+    def stale(self, reports: Sequence[SyncReport]) -> list[BaselineEntry]:
         """Return the entries that occur in none of the ``reports``."""
         seen = {finding.fingerprint for one in reports for finding in one.findings if finding.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
-def _groups(results: ReportData) -> Iterable[tuple[str, list[SyncFinding]]]:
+def _groups(results: SyncReport) -> Iterable[tuple[str, list[SyncFinding]]]:
     """Return the findings that are not allowed, by fingerprint; equal lines of a function share one."""
     groups: dict[str, list[SyncFinding]] = {}
     for finding in results.syncs:

@@ -9,7 +9,7 @@ from typing import Any
 from ...base.findings import Finding
 from ...base.printable import shown_name
 from ...base.units import duration, signed_duration
-from ...explain.comparison.comparison_data import ComparisonData, Part, change_text, details, headline
+from ...explain.comparison.comparison import Comparison, Part, change_text, details, headline
 from ...explain.comparison.step_parts import KINDS
 from ..page.document import (
     WaterfallWords,
@@ -28,7 +28,7 @@ _WORDS = BUSY_WORDS | {"latency": "idle: launch latency", "cpu": "CPU"}
 """The words for a kind of part; of all others, "idle: " and the kind."""
 
 
-def page_of(change: ComparisonData) -> str:
+def page_of(change: Comparison) -> str:
     """Return the text of the page."""
     before, after = (Path(each.path).name for each in (change.before, change.after))
     return document(
@@ -38,7 +38,7 @@ def page_of(change: ComparisonData) -> str:
     )
 
 
-def _summary(change: ComparisonData) -> dict[str, Any]:
+def _summary(change: Comparison) -> dict[str, Any]:
     what = "step" if change.have_steps else "trace"
     figures = [
         (f"{what} before", duration(change.before_ns)),
@@ -52,13 +52,13 @@ def _summary(change: ComparisonData) -> dict[str, Any]:
     return summary_section("Verdict", figures, (*details(change), *_recordings(change), *nothing))
 
 
-def _recordings(change: ComparisonData) -> Iterator[str]:
+def _recordings(change: Comparison) -> Iterator[str]:
     for name, diagnosis in (("Before", change.before), ("After", change.after)):
         rank = "" if diagnosis.rank is None else f", rank {diagnosis.rank}"
         yield f"{name}: {diagnosis.path}{rank}. {diagnosis.verdict}"
 
 
-def _steps(change: ComparisonData) -> dict[str, Any] | None:
+def _steps(change: Comparison) -> dict[str, Any] | None:
     if not change.have_steps:
         return None
     medians = (change.before_ns, change.after_ns)
@@ -66,7 +66,7 @@ def _steps(change: ComparisonData) -> dict[str, Any] | None:
     return samples_section("The steps", list(sides), detectable=change.detectable if change.before_ns else None)
 
 
-def _parts(change: ComparisonData) -> dict[str, Any]:
+def _parts(change: Comparison) -> dict[str, Any]:
     words = WaterfallWords(
         "ns",
         "calls",
@@ -88,7 +88,7 @@ def _part(part: Part) -> list[Any]:
     return [part.kind, *names, part.before_ns, part.after_ns, part.before_calls, part.after_calls]
 
 
-def _findings(change: ComparisonData) -> dict[str, Any] | None:
+def _findings(change: Comparison) -> dict[str, Any] | None:
     columns = {
         "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip

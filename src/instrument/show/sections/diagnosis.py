@@ -11,7 +11,7 @@ import numpy as np
 from ...base.findings import Finding, Where
 from ...base.printable import shown_lines, shown_name
 from ...base.units import count, counted, duration, listed, percentage
-from ...explain.diagnosis.diagnosis_data import DiagnosisData
+from ...explain.diagnosis.diagnosis import Diagnosis
 from ...explain.diagnosis.verdict import PARTS, definition_of_part
 from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
@@ -42,7 +42,7 @@ BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "c
 """The words for the parts of a step during which a GPU works."""
 
 
-def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
 
     None for a memory snapshot, which has no times, if there is nothing else to say of it.
@@ -63,7 +63,7 @@ def overview_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     }
 
 
-def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+def _parts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     if not diagnosis.has_gpu:
         parts = [(name, name, ns, definition_of_part(name, gpu=False)) for name, ns in diagnosis.parts.items()]
     else:
@@ -77,7 +77,7 @@ def _parts(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
     return [dict(zip(keys, part, strict=True)) for part in parts if part[2]] if diagnosis.parts else []
 
 
-def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
+def _figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     figures = []
     if diagnosis.step_ns:
         figures.append(("mean step" if diagnosis.has_steps else "window", duration(diagnosis.step_ns)))
@@ -99,7 +99,7 @@ def _figures(diagnosis: DiagnosisData) -> list[tuple[str, str]]:
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
 
 
-def timeline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+def timeline_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the timeline of the window; None if nothing in it takes time.
 
     Times are in ns from the start of the window; the timeline begins with the first step, which may be earlier.
@@ -145,7 +145,7 @@ def _with_parts(facts: TraceFacts, rows: list[list[int | None]]) -> list[list[in
     return [[*row[:3], *of_step] for row, of_step in zip(rows, parts, strict=True)]
 
 
-def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+def flame_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the flame graph by CPU time and by GPU time; None for a trace without ranges."""
     facts = diagnosis.facts
     if facts is None:
@@ -153,7 +153,7 @@ def flame_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     return flame_of(facts.trace, facts.gpu, facts.communication, facts.steps, diagnosis.each_step)
 
 
-def memory_sections(diagnosis: DiagnosisData) -> list[dict[str, Any]]:
+def memory_sections(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     """Return the memory over time, the peak, and what went wrong; nothing without a snapshot of a GPU."""
     snapshot = diagnosis.snapshot
     device = None if snapshot is None else snapshot.fullest_device
@@ -164,7 +164,7 @@ _MOST = 1000  # operators
 _ORDINARY = "fp32"  # the units that compute what is neither a matmul nor alike, whatever its type
 
 
-def roofline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+def roofline_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the operators, the longest on the GPU first, and the roofs of the types that they compute in.
 
     None for a trace without operators whose operations are known. Times are per step.
@@ -187,7 +187,7 @@ def roofline_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
     }
 
 
-def _roofline_notes(diagnosis: DiagnosisData, shown: int, used: set[str]) -> list[str]:
+def _roofline_notes(diagnosis: Diagnosis, shown: int, used: set[str]) -> list[str]:
     line, peak = diagnosis.roofline, diagnosis.roofline.peak
     notes = ["A dot is an operator with known operations, its area is its GPU time."]
     if line.coverage is not None:
@@ -204,7 +204,7 @@ def _roofline_notes(diagnosis: DiagnosisData, shown: int, used: set[str]) -> lis
     return [*notes, f"There are no roofs: {why}."]
 
 
-def _operator(row: RooflineRow, diagnosis: DiagnosisData) -> dict[str, Any]:
+def _operator(row: RooflineRow, diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "name": shown_name(row.name),
         "sizes": " x ".join(map(str, row.work.sizes)),
@@ -222,7 +222,7 @@ def _operator(row: RooflineRow, diagnosis: DiagnosisData) -> dict[str, Any]:
     }
 
 
-def ranks_section(diagnosis: DiagnosisData) -> dict[str, Any] | None:
+def ranks_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the ranks of the job; None for a single one. Times are means over the steps of the rank."""
     job = diagnosis.job
     if job is None or job.world_size < 2:
@@ -313,7 +313,7 @@ _TABLES = {
 """By metric: the title, what the numbers are, and the columns with their title and kind."""
 
 
-def table_sections(diagnosis: DiagnosisData) -> Iterator[dict[str, Any] | None]:
+def table_sections(diagnosis: Diagnosis) -> Iterator[dict[str, Any] | None]:
     """Yield a section for each table of the metrics that has rows; the sums are those of the recorded window."""
     for metric, (title, note, columns) in _TABLES.items():
         rows = diagnosis.metrics.get(metric) or []
@@ -339,7 +339,7 @@ def _value(value: Any, kind: str) -> Any:
     return shown_name(str(value or "")) if kind in ("text", "long") else value
 
 
-def page_of(diagnosis: DiagnosisData, *, serve: Mapping[str, str | int] | None = None) -> str:
+def page_of(diagnosis: Diagnosis, *, serve: Mapping[str, str | int] | None = None) -> str:
     """Return the text of the page.
 
     Args:
@@ -437,7 +437,7 @@ def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
     return _span(facts, events.start_ns, events.end_ns, np.argmax(events.duration_ns))
 
 
-def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
+def findings_section(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return the findings in order, each with its texts and figures, and the rules that abstained."""
     worth = {id(finding) for finding in diagnosis.worth()}
     return {
@@ -450,7 +450,7 @@ def findings_section(diagnosis: DiagnosisData) -> dict[str, Any]:
     }
 
 
-def _finding(diagnosis: DiagnosisData, finding: Finding) -> dict[str, Any]:
+def _finding(diagnosis: Diagnosis, finding: Finding) -> dict[str, Any]:
     rule = RULES.get(finding.rule)
     return {
         "title": shown_name(finding.title),

@@ -8,14 +8,14 @@ from typing import Any
 from ...base.findings import Site, SyncFinding
 from ...base.printable import shown_lines, shown_name
 from ...base.units import count, duration
-from ...explain.waits.report_data import ReportData
+from ...explain.waits.report import SyncReport
 from ..page.document import document, summary_section
 from ..text import syncs as texts
 
 _AROUND = 3  # lines of code before and after
 
 
-def page_of(reports: Sequence[tuple[str, ReportData]]) -> str:
+def page_of(reports: Sequence[tuple[str, SyncReport]]) -> str:
     """Return the text of the page.
 
     Args:
@@ -33,7 +33,7 @@ def page_of(reports: Sequence[tuple[str, ReportData]]) -> str:
     return document(shown_name(name or "Synchronizations"), "; ".join(leads), sections)
 
 
-def _sections(results: ReportData) -> Iterator[dict[str, Any]]:
+def _sections(results: SyncReport) -> Iterator[dict[str, Any]]:
     """Yield the summary, and a section for each kind of finding that the report has."""
     yield _summary(results)
     inside, outside = texts.inside_and_outside(results)
@@ -49,7 +49,7 @@ def _sections(results: ReportData) -> Iterator[dict[str, Any]]:
             yield {"id": name, "type": "sources", "title": title, "note": note, "findings": shown}
 
 
-def _summary(results: ReportData) -> dict[str, Any]:
+def _summary(results: SyncReport) -> dict[str, Any]:
     figures = [("lines that wait", count(len(results.syncs)))]
     if results.steps:
         figures += [
@@ -63,7 +63,7 @@ def _summary(results: ReportData) -> dict[str, Any]:
     return summary_section("Summary", figures, _notes(results))
 
 
-def _notes(results: ReportData) -> Iterator[str]:
+def _notes(results: SyncReport) -> Iterator[str]:
     if results.ended is not None:
         yield texts.ended_text(results)
     yield from results.exceeded
@@ -72,7 +72,7 @@ def _notes(results: ReportData) -> Iterator[str]:
     yield from (f"Coverage: {text}" for text in results.coverage)
 
 
-def _finding(results: ReportData, finding: SyncFinding) -> dict[str, Any]:
+def _finding(results: SyncReport, finding: SyncFinding) -> dict[str, Any]:
     site = finding.site or finding.via
     return {
         "severity": results.severity(finding),

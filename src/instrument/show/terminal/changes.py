@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...base.units import counted, duration, signed_duration
-from ...explain.comparison.comparison_data import ComparisonData, Part, details, headline
+from ...explain.comparison.comparison import Comparison, Part, details, headline
 from ...explain.replay.critical_path import CriticalPath
 from ...explain.replay.what_if import WhatIf
 from ..text.lines import line
@@ -16,7 +16,7 @@ _MAX_ROWS = 10  # of a critical path
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
-def comparison_report(change: ComparisonData) -> Iterator[Block]:
+def comparison_report(change: Comparison) -> Iterator[Block]:
     """Yield the verdict, the parts of the difference, and the findings that are gone and new."""
     yield headline(change)
     yield from details(change)
@@ -29,7 +29,7 @@ def comparison_report(change: ComparisonData) -> Iterator[Block]:
             yield from (f"- {each.title} ({each.rule})" for each in findings)
 
 
-def _parts(change: ComparisonData) -> Iterator[Block]:
+def _parts(change: Comparison) -> Iterator[Block]:
     kinds = [[kind, signed_duration(ns)] for kind, ns in change.by_kind().items() if ns]
     yield line()
     yield Table([f"{signed_duration(change.delta_ns)} between the median steps", "difference"], kinds)

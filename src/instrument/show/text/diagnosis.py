@@ -9,7 +9,7 @@ from itertools import accumulate, pairwise
 from ...base.findings import Evidence, Finding
 from ...base.printable import printable
 from ...base.units import count, counted, duration
-from ...explain.diagnosis.diagnosis_data import DiagnosisData
+from ...explain.diagnosis.diagnosis import Diagnosis
 from .lines import Line, diff, line, wrapped
 
 _MEGABYTE = 1e5  # from which sizes are given in MB
@@ -17,12 +17,12 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 _GAPS = "Longest idle gaps: length, start in the window, and cause"
 
 
-def evidence_texts(diagnosis: DiagnosisData) -> list[str]:
+def evidence_texts(diagnosis: Diagnosis) -> list[str]:
     """Return the sentences on what the verdict is based on, and on which file was read."""
     return [*[diagnosis.coverage_text] * bool(diagnosis.parts), *diagnosis.source_texts]
 
 
-def to_markdown(diagnosis: DiagnosisData) -> str:
+def to_markdown(diagnosis: Diagnosis) -> str:
     """Return what the terminal shows, with all evidence, as Markdown."""
     rules = counted(len(diagnosis.abstained), "rule")
     small = [f"{rules} abstained for lack of evidence."] * bool(diagnosis.abstained) + diagnosis.rules_texts
@@ -30,7 +30,7 @@ def to_markdown(diagnosis: DiagnosisData) -> str:
     return "".join([*parts, *(f"<sub>{_escaped(text)}</sub>\n" for text in small)])
 
 
-def _paragraphs(diagnosis: DiagnosisData) -> Iterator[str]:
+def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     yield _escaped(diagnosis.opened_text)
     yield f"**{_escaped(diagnosis.verdict)}**"
     shares = [
@@ -63,7 +63,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---|" + "--:|" * (len(columns) - 1), *lines[1:]])
 
 
-def _finding_paragraphs(number: int, finding: Finding, diagnosis: DiagnosisData) -> Iterator[str]:
+def _finding_paragraphs(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[str]:
     yield f"### {number}. {_escaped(finding.title)}"
     place = f"; at {_escaped(str(finding.where))}" if str(finding.where) else ""
     yield f"`{finding.rule}`, {finding.severity}, confidence {finding.confidence}{place}"
@@ -111,7 +111,7 @@ _COLORS = {"high": "red", "medium": "yellow", "low": "cyan"}
 _EVIDENCE = 4
 
 
-def lines(diagnosis: DiagnosisData, width: int = _WIDTH) -> Iterator[Line]:
+def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
     """Yield the diagnosis, wrapped to this width."""
     yield from wrapped(diagnosis.opened_text, width)
     yield from wrapped(diagnosis.verdict, width, "bold")
@@ -151,7 +151,7 @@ def _bar(parts: Mapping[str, int], width: int) -> Line:
     return tuple((_LETTERS[name][0] * each, _LETTERS[name][1]) for name, each in zip(parts, cells, strict=True))
 
 
-def _legend(diagnosis: DiagnosisData, width: int) -> Iterator[Line]:
+def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     parts = sorted(diagnosis.parts.items(), key=lambda item: -item[1])
     shown = [
         f"{_LETTERS[name][0]} {name} {duration(ns)} ({100 * ns / diagnosis.step_ns:.1f} %)"
@@ -161,7 +161,7 @@ def _legend(diagnosis: DiagnosisData, width: int) -> Iterator[Line]:
     return wrapped("  ".join(shown), width, kept=_INSIDE)
 
 
-def _finding(number: int, finding: Finding, diagnosis: DiagnosisData, width: int) -> Iterator[Line]:
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     color = _COLORS[finding.severity]
     head = wrapped(f"{number}. {finding.title}", width, hanging="   ")
     yield from (((text, color if index else f"bold {color}"),) for index, ((text, _),) in enumerate(head))
@@ -179,7 +179,7 @@ def _finding(number: int, finding: Finding, diagnosis: DiagnosisData, width: int
     yield line()
 
 
-def _regions(diagnosis: DiagnosisData, width: int) -> Iterator[Line]:
+def _regions(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     if not diagnosis.regions:
         return
     room, gpu = max(width - 24, 30), diagnosis.has_gpu

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from ...base.findings import Site, SyncFinding
 from ...base.source_paths import root_of
 from ...explain.waits.fixes import fix_of
-from ...explain.waits.report_data import ReportData
+from ...explain.waits.report import SyncReport
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS = {"high": "error", "medium": "warning", "low": "note"}
@@ -31,7 +31,7 @@ def _root() -> Path:
     return root_of(current) or current
 
 
-def to_sarif(reports: Sequence[ReportData]) -> str:
+def to_sarif(reports: Sequence[SyncReport]) -> str:
     """Return the findings of ``reports`` as one log with one run, as code scanning requires.
 
     Files are relative to the root of the repository of the current folder. A finding
@@ -93,7 +93,7 @@ def _rule(finding: SyncFinding) -> dict[str, Any]:
     }
 
 
-def _message(results: ReportData, finding: SyncFinding) -> str:
+def _message(results: SyncReport, finding: SyncFinding) -> str:
     if not finding.covered:
         return f"Not covered: {finding.cause}"
     often = str(results.pattern(finding))
@@ -102,7 +102,7 @@ def _message(results: ReportData, finding: SyncFinding) -> str:
     return f"{finding.op} makes the CPU wait for the GPU: {finding.cause} ({often}{region}).{fix}"
 
 
-def _result(results: ReportData, finding: SyncFinding, root: Path) -> dict[str, Any]:
+def _result(results: SyncReport, finding: SyncFinding, root: Path) -> dict[str, Any]:
     site = finding.site or finding.via
     assert site is not None
     result: dict[str, Any] = {

@@ -13,13 +13,13 @@ from ...base.printable import printable
 from ...base.source_paths import portable
 from ...base.units import count, duration
 from ...explain.waits.events import CHOSEN
-from ...explain.waits.report_data import ReportData, times
+from ...explain.waits.report import SyncReport, times
 from .lines import Line, diff, line, wrapped
 
 _STEP_PHRASES = {0: "", 1: " in the step"}
 
 
-def headline(results: ReportData) -> str:
+def headline(results: SyncReport) -> str:
     """Return the first line: the result, and how it was found."""
     how = {"live": "live", "dry run": "dry run without a GPU, no timings", "trace": "trace"}[results.source]
     if results.steps:
@@ -47,7 +47,7 @@ def call_text(finding: SyncFinding) -> str:
     return f"{finding.op}: {finding.cause}{copied}{', inside no_syncs' * finding.forbidden}"
 
 
-def cost_text(results: ReportData, finding: SyncFinding) -> str:
+def cost_text(results: SyncReport, finding: SyncFinding) -> str:
     """Return how often the finding synchronizes, and how long that took."""
     return f"{results.pattern(finding)}{_blocked(results, finding)}"
 
@@ -79,22 +79,22 @@ def _thread(finding: SyncFinding) -> str:
     return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
 
 
-def one_line(results: ReportData, finding: SyncFinding) -> str:
+def one_line(results: SyncReport, finding: SyncFinding) -> str:
     """Return the finding in one line: place, operation and how often."""
     return f"{place_text(finding)}: {finding.op}, {results.pattern(finding)}"
 
 
-def ended_text(results: ReportData) -> str:
+def ended_text(results: SyncReport) -> str:
     """Return what ended the run early."""
     return f"The run ended early, so the report covers a part of it: {results.ended}"
 
 
-def dropped_text(results: ReportData) -> str:
+def dropped_text(results: SyncReport) -> str:
     """Return how often lines synchronized that are not listed."""
     return f"Lines that are not listed synchronized {times(results.dropped)}."
 
 
-def inside_and_outside(results: ReportData) -> tuple[list[SyncFinding], list[SyncFinding]]:
+def inside_and_outside(results: SyncReport) -> tuple[list[SyncFinding], list[SyncFinding]]:
     """Return the synchronizations, and apart those outside the steps only that are not forbidden there."""
     groups: tuple[list[SyncFinding], list[SyncFinding]] = ([], [])
     for finding in results.syncs:
@@ -103,7 +103,7 @@ def inside_and_outside(results: ReportData) -> tuple[list[SyncFinding], list[Syn
     return groups
 
 
-def _blocked(results: ReportData, finding: SyncFinding) -> str:
+def _blocked(results: SyncReport, finding: SyncFinding) -> str:
     if results.source == "dry run":
         return ""
     if finding.blocked_ns is None:
@@ -138,7 +138,7 @@ _LEAST_WIDTH = 30  # of a line
 _OUTSIDE = "Outside the steps, where a synchronization costs little"
 
 
-def lines(results: ReportData, width: int) -> Iterator[Line]:
+def lines(results: SyncReport, width: int) -> Iterator[Line]:
     """Yield the lines of the report.
 
     Prose and code fit ``width``; a path is never broken, so that it can be copied.
@@ -165,7 +165,7 @@ def lines(results: ReportData, width: int) -> Iterator[Line]:
     yield from _list("Coverage", results.coverage, width)
 
 
-def _block(results: ReportData, finding: SyncFinding, width: int) -> Iterator[Line]:
+def _block(results: SyncReport, finding: SyncFinding, width: int) -> Iterator[Line]:
     severity = results.severity(finding)
     yield (*line(f"{severity:<8}", _COLORS[severity]), *line(place_text(finding), "bold"))
     for text in (call_text(finding), cost_text(results, finding), context_text(finding)):
