@@ -18,7 +18,7 @@ from scripts import chromium
 
 from instrument.explain.diagnosis.diagnose import Diagnosis, diagnose
 from instrument.read.memory.read import read_memory
-from instrument.show.sections.findings import span_of
+from instrument.show.sections.diagnosis import span_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, FloatRect

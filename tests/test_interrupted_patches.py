@@ -39,7 +39,7 @@ from instrument.record.stepping.optimizer_steps import OptimizerSteps
 from instrument.record.stepping.outermost_model import OutermostModel
 from instrument.syncs.budget import Budget
 from instrument.syncs.dryrun.cuda import PretendedCuda
-from instrument.syncs.dryrun.session import dry_run_context
+from instrument.syncs.dryrun.run import dry_run_context
 from instrument.syncs.monitor import SyncMonitor
 from instrument.syncs.torch_reports import SyncWarning
 

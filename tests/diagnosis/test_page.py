@@ -12,7 +12,7 @@ import instrument
 from instrument.base.units import duration
 from instrument.explain.diagnosis.diagnose import Diagnosis
 from instrument.show.page.document import document
-from instrument.show.sections.findings import findings_section, span_of
+from instrument.show.sections.diagnosis import findings_section, span_of
 from instrument.start import cli
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenPage, in_notebook

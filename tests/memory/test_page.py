@@ -12,8 +12,7 @@ import instrument
 from instrument.base.page_file import write_page
 from instrument.read.memory.categories import CATEGORIES, EVIDENCE, page_class
 from instrument.read.memory.snapshot import MemorySnapshot
-from instrument.show.sections.memory import inferred_section, page_of_change, sections_of
-from instrument.show.sections.memory_peak import peak_section
+from instrument.show.sections.memory import inferred_section, page_of_change, peak_section, sections_of
 
 from ..page.hostile import HOSTILE
 from ..support.browser import OpenedPage, OpenPage, in_notebook

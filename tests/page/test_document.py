@@ -15,8 +15,7 @@ import pytest
 from instrument.base.page_file import frame, write_page
 from instrument.base.printable import shown_name
 from instrument.base.units import size
-from instrument.show.page.document import document
-from instrument.show.sections.kinds import summary_section
+from instrument.show.page.document import document, summary_section
 from tests.support.browser import OpenPage
 
 from .hostile import HOSTILE

@@ -14,7 +14,7 @@ from instrument.explain.waits import fixes, operations
 from instrument.explain.waits.events import SyncEvent
 from instrument.explain.waits.fixes import fix_of
 from instrument.explain.waits.report import SyncReport
-from instrument.syncs import wrappers
+from instrument.syncs import monitor
 from tests.support.torch_versions import copies_numbers
 
 from .reports import findings_of
@@ -126,7 +126,7 @@ def test_fix_depends_on_the_library_line() -> None:
 @pytest.mark.parametrize(
     ("op", "cause", "word"),
     [
-        ("to", wrappers.PAGEABLE, "non_blocking=True blocks"),
+        ("to", monitor.PAGEABLE, "non_blocking=True blocks"),
         ("to", "waits for the work of a stream", "DataLoader"),
         ("synchronize", "cudaEventSynchronize", "Let the GPU wait"),
         ("synchronize", "cudaStreamSynchronize", "other stream"),

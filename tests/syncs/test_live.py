@@ -544,7 +544,7 @@ def test_reentered_detector(gpu: Gpu) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "begin_call"), (monitor, "context_of")],
+    [(Recorder, "add"), (SyncDetector, "check"), (monitor, "operation_at"), (monitor, "context_of")],
 )
 def test_internal_errors_do_not_reach_synchronizing_calls(
     gpu: Gpu, lenient: None, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str

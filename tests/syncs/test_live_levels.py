@@ -21,7 +21,7 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.errors import SyncError
 from instrument.explain.waits.events import SyncEvent
-from instrument.syncs import calls, coverage, wrappers
+from instrument.syncs import coverage, monitor
 from instrument.syncs.budget import Budget
 from instrument.syncs.live import SyncDetector, detect_syncs, no_syncs
 from instrument.syncs.policy import allow_sync
@@ -365,12 +365,12 @@ def test_internal_errors_are_contained(gpu: Gpu, lenient: None, monkeypatch: pyt
         raise ZeroDivisionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(calls, "operation_at", fail)
+        patch.setattr(monitor, "operation_at", fail)
         with detect_syncs("error"), no_syncs():
             gpu.x.item()
             str(torch.ones(1))
     with monkeypatch.context() as patch:
-        patch.setattr(wrappers, "patches", fail)
+        patch.setattr(monitor, "patches", fail)
         before = state()
         with detect_syncs("error"), no_syncs():
             assert before == state()

@@ -14,7 +14,7 @@ from instrument.explain.waits import operations
 from instrument.explain.waits.operations import KERNELS, OPERATIONS, operation, public_name
 from instrument.syncs import calls
 from instrument.syncs.dryrun import rules
-from instrument.syncs.wrappers import patches
+from instrument.syncs.monitor import patches
 
 PUBLIC = (
     torch, torch.Tensor, torch.cuda, torch.linalg, torch.nn.functional, torch.nn.utils, torch.distributed,

@@ -15,7 +15,7 @@ from rich.console import Console
 from instrument.base.errors import TraceError
 from instrument.read.profilers.nsight import MeasuredKernel, read_kernels
 from instrument.show.terminal.console import show
-from instrument.show.terminal.kernels import measured_kernels
+from instrument.show.terminal.trace_report import measured_kernels
 
 NAMES = (
     "gpu__time_duration.sum",

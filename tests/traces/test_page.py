@@ -18,7 +18,7 @@ from instrument.base.config import settings
 from instrument.base.units import duration
 from instrument.read.tables.table import COLUMNS, Table
 from instrument.read.tables.trace import Coverage, Device, ReadLosses, Trace, UnreadDevice
-from instrument.show.sections.kinds import samples_section
+from instrument.show.page.document import samples_section
 from instrument.show.sections.trace import page_of
 from tests.page.hostile import HOSTILE
 from tests.support.browser import OpenedPage, OpenPage, in_notebook

@@ -201,7 +201,7 @@ class FinalizerJobs:
         """Render the summary of all windows: as text for a ``terminal``, else as fields of an event."""
         if self._summary is None:
             return self._without_summary(job) if self._missing else {}
-        from ..show.terminal.run_summary import RunSummary
+        from ..show.terminal.summary import RunSummary
 
         there = _existing(self._files)  # others were removed, as `keep` says
         diagnosis = None

@@ -233,7 +233,7 @@ class Ncu(Vendor):
         """Print a table of kernels by region, or the command that prints one."""
         from ..read.profilers.nsight import read_kernels
         from ..show.terminal.console import show
-        from ..show.terminal.kernels import measured_kernels
+        from ..show.terminal.trace_report import measured_kernels
 
         try:
             kernels = [kernel for path in reports for kernel in read_kernels(path)]

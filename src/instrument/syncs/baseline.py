@@ -62,7 +62,7 @@ class Baseline:
             ValueError: a line is malformed; the message names it.
             OSError: the file cannot be read.
         """
-        known = cls()
+        baseline = cls()
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
         except UnicodeDecodeError:
@@ -77,23 +77,23 @@ class Baseline:
             fingerprint, most, reason = match.group(1), match.group(2), (match.group(3) or "").strip()
             if reasons and not reason:
                 raise ValueError(f"cannot read {path}, line {number}: it must have a reason: {line!r}")
-            if fingerprint in known.entries:
+            if fingerprint in baseline.entries:
                 raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is listed twice")
             limit = None if most == "*" else int(most)
-            known.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
-        return known
+            baseline.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
+        return baseline
 
     @classmethod
     def of(cls, reports: Iterable[SyncReport], earlier: Baseline | None = None) -> Baseline:
         """Return the synchronizations of ``reports`` that are not allowed, with the reasons in ``earlier``."""
-        known, reasons = cls(), earlier.entries if earlier is not None else {}
+        baseline, reasons = cls(), earlier.entries if earlier is not None else {}
         for one in reports:
-            for fingerprint, found in _groups(one):
-                old = known.entries.get(fingerprint)
-                most = max(one.max_in_step(*found), (old.max_in_step or 0) if old else 0)
+            for fingerprint, group in _groups(one):
+                old = baseline.entries.get(fingerprint)
+                most = max(one.max_in_step(*group), (old.max_in_step or 0) if old else 0)
                 reason = reasons[fingerprint].reason if fingerprint in reasons else ""
-                known.entries[fingerprint] = BaselineEntry(fingerprint, most, reason, _where(found[0]))
-        return known
+                baseline.entries[fingerprint] = BaselineEntry(fingerprint, most, reason, _where(group[0]))
+        return baseline
 
     def write(self, path: str | Path) -> None:
         """Write the file, its lines ordered by call site."""
@@ -122,14 +122,14 @@ class Baseline:
         reasons: dict[int, str] = {}
         more: list[tuple[str, int, int]] = []
         for fingerprint, group in _groups(results):
-            found = [one for one in group if not one.forbidden]
-            entry, now = self.entries.get(fingerprint), results.max_in_step(*found)
-            if entry is None or not found:
+            findings = [one for one in group if not one.forbidden]
+            entry, now = self.entries.get(fingerprint), results.max_in_step(*findings)
+            if entry is None or not findings:
                 continue
             if entry.max_in_step is not None and now > entry.max_in_step:
-                more.append((_where(found[0]), now, entry.max_in_step))
+                more.append((_where(findings[0]), now, entry.max_in_step))
                 continue
-            reasons |= dict.fromkeys(map(id, found), entry.reason or f"known, in {name}")
+            reasons |= dict.fromkeys(map(id, findings), entry.reason or f"known, in {name}")
             results.listed.add(fingerprint)
         results.findings = [
             replace(one, allowed=reasons[id(one)]) if id(one) in reasons else one for one in results.findings
@@ -139,26 +139,26 @@ class Baseline:
 
     def nearest(self, entry: BaselineEntry, reports: Iterable[SyncReport]) -> str:
         """Return the call site without an entry that resembles that of ``entry``; empty if there is none."""
-        places = {_where(found) for one in reports for found in one.syncs if found.fingerprint not in self.entries}
+        places = {_where(each) for one in reports for each in one.syncs if each.fingerprint not in self.entries}
         return next(iter(difflib.get_close_matches(entry.where, sorted(places), n=1)), "")
 
     def stale(self, reports: Sequence[SyncReport]) -> list[BaselineEntry]:
         """Return the entries that occur in none of the ``reports``."""
-        seen = {found.fingerprint for one in reports for found in one.findings if found.covered}
+        seen = {finding.fingerprint for one in reports for finding in one.findings if finding.covered}
         return [entry for entry in self.entries.values() if entry.fingerprint not in seen]
 
 
 def _groups(results: SyncReport) -> Iterable[tuple[str, list[SyncFinding]]]:
     """Return the findings that are not allowed, by fingerprint; equal lines of a function share one."""
     groups: dict[str, list[SyncFinding]] = {}
-    for found in results.syncs:
-        groups.setdefault(found.fingerprint, []).append(found)
+    for finding in results.syncs:
+        groups.setdefault(finding.fingerprint, []).append(finding)
     return groups.items()
 
 
-def _where(found: SyncFinding) -> str:
-    site = found.site or found.via
+def _where(finding: SyncFinding) -> str:
+    site = finding.site or finding.via
     if site is None:
-        return f"thread {found.thread or '?'}, {found.op}"
-    place = f"{portable(site.file)} in {site.function}, {found.op}"
+        return f"thread {finding.thread or '?'}, {finding.op}"
+    place = f"{portable(site.file)} in {site.function}, {finding.op}"
     return " ".join((f"{place}: {site.code}" if site.code else place).split())

@@ -14,15 +14,15 @@ from ..explain.waits.report import times
 _MAX_LISTED = 5
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the end of a sentence that names the nearest of ``known``, or some of them if none is near."""
-    close = difflib.get_close_matches(name, known, n=1)
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Return the end of a sentence that names the nearest of ``names``, or some of them if none is near."""
+    close = difflib.get_close_matches(name, names, n=1)
     if close:
         return f'; did you mean "{close[0]}"?'
-    if not known:
+    if not names:
         return "; there was none at all"
-    listed = ", ".join(f'"{one}"' for one in known[:_MAX_LISTED])
-    return f"; there were {listed}{', ...' * (len(known) > _MAX_LISTED)}"
+    listed = ", ".join(f'"{one}"' for one in names[:_MAX_LISTED])
+    return f"; there were {listed}{', ...' * (len(names) > _MAX_LISTED)}"
 
 
 WHOLE_STEP = ""

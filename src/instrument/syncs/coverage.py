@@ -31,13 +31,7 @@ _ERROR_MODE = (
 )
 
 
-dry_run_active = False
-
-
-def set_dry_run_active(active: bool) -> None:
-    """Set whether a dry run is in progress in this process: live detection finds nothing meanwhile."""
-    global dry_run_active
-    dry_run_active = active
+dry_run_active = False  # in this process: live detection finds nothing meanwhile
 
 
 def reason_unavailable() -> str | None:

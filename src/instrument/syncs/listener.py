@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..base.compat import autograd
 from ..base.errors import SyncError
@@ -46,13 +46,6 @@ class LiveRecorder(Recorder):
         )  # fmt: skip
 
 
-class _Pending(NamedTuple):
-    thread: int
-    text: str
-    site: Site | None
-    error: bool
-
-
 class SyncListener:
     """Base class for consumers of synchronization events.
 
@@ -65,7 +58,7 @@ class SyncListener:
 
     def __init__(self) -> None:
         self.recorder = LiveRecorder()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[tuple[int, str, Site | None, bool]] = deque()  # thread, text, site, is an error
 
     def check(self, event: SyncEvent, thread: int) -> None:
         """Queue a warning or an error if ``event`` on ``thread`` breaks a rule of this listener."""
@@ -73,7 +66,7 @@ class SyncListener:
 
     def queue(self, text: str, event: SyncEvent, thread: int, *, error: bool) -> None:
         """Have `raise_pending` warn about ``event``, or raise a `SyncError`."""
-        self._pending.append(_Pending(thread, text, event.site, error))
+        self._pending.append((thread, text, event.site, error))
 
     def raise_pending(self, thread: int | None = None) -> None:
         """Issue the queued warnings of ``thread``, or of all threads, and raise the first queued error.
@@ -84,15 +77,16 @@ class SyncListener:
         errors = []
         for _ in range(len(self._pending)):
             pending = self._pending.popleft()
-            if thread is not None and pending.thread != thread:
+            of_thread, text, site, is_error = pending
+            if thread not in (None, of_thread):
                 self._pending.append(pending)
-            elif pending.error:
-                errors.append(pending)
+            elif is_error:
+                errors.append(text)
             else:
-                file, line = (pending.site.file, pending.site.line) if pending.site else ("<unknown>", 1)
-                warnings.warn_explicit(pending.text, UserWarning, file, line)
+                file, line = (site.file, site.line) if site else ("<unknown>", 1)
+                warnings.warn_explicit(text, UserWarning, file, line)
         if errors:
-            raise SyncError(errors[0].text)
+            raise SyncError(errors[0])
 
     def clear_pending(self) -> None:
         """Drop the queued warnings and errors."""

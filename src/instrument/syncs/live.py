@@ -39,7 +39,6 @@ class SyncDetector(SyncListener):
         self._every = every
         self._path = RegionPath()
         self._follower: Any = None  # counts steps until `step` is called
-        self._step_called = False
         self._explanation: str | None = None  # what counts as a step
         self._starts = 0
         self._running = False
@@ -88,7 +87,7 @@ class SyncDetector(SyncListener):
             if self._unavailable == coverage.NO_GPU:
                 log.warning(self._unavailable)
             return
-        self._running, self._step_called, self._explanation = True, False, None
+        self._running, self._explanation = True, None
         self.recorder.step = 0
         self._budget.clear()
         with guard.contained("counting the steps"):
@@ -104,16 +103,14 @@ class SyncDetector(SyncListener):
         Raises:
             SyncError: at level "error", for a synchronization that could not be raised where it happened.
         """
-        if self._is_outermost_stop() and self._running:
-            self._end()
+        if self._ends_outermost():
             self.raise_pending()
 
     def step(self) -> None:
         """End the current step and begin the next one."""
         if not self._running:
             return
-        if not self._step_called:
-            self._step_called = True
+        if self._follower is not None:
             self._stop_following()
             self._restart_steps()
         self._next_step(counts=True)
@@ -123,18 +120,20 @@ class SyncDetector(SyncListener):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.stop()
-        elif self._is_outermost_stop() and self._running:  # nothing may hide the program's error
-            self._end()
+        if self._ends_outermost() and kind is None:  # nothing may hide the program's error
+            self.raise_pending()
 
     def _reason_nothing_was_checked(self) -> str | None:
         """Return why nothing was found, if the program did not initialize CUDA meanwhile."""
         return coverage.reason_unused() if self._running and self.recorder.empty else None
 
-    def _is_outermost_stop(self) -> bool:
+    def _ends_outermost(self) -> bool:
+        """Count a stop; end if it is the outermost one, and return whether it is."""
         self._starts = max(self._starts - 1, 0)
-        return not self._starts
+        if self._starts or not self._running:
+            return False
+        self._end()
+        return True
 
     def check(self, event: SyncEvent, thread: int) -> None:
         """Queue a warning or an error for ``event`` by the level, or if it exceeds a budget."""
@@ -219,22 +218,20 @@ class SyncDetector(SyncListener):
         """Move the synchronizations of step ``old``, or of all steps, to step ``new``."""
 
         def assign(steps: CountByStep) -> CountByStep:
-            for step in [old] if old is not None else list(steps):
-                calls = steps.pop(step, 0)
-                if calls:
-                    steps[new] += calls
-            return steps
+            moved = sum([steps.pop(step, 0) for step in ([old] if old is not None else list(steps))])
+            steps[new] += moved
+            return +steps
 
         self.recorder.reassign_steps(assign)
 
     def _log(self) -> None:
         report = self.report
         syncs = report.syncs
-        for found in syncs[:_MAX_LOGGED]:
+        for finding in syncs[:_MAX_LOGGED]:
             log.warning(
-                "sync.found", at=str(found.site or found.via or found.thread), op=found.op, count=found.count,
-                seconds=None if found.blocked_ns is None else found.blocked_ns / 1e9,
-                often=str(report.pattern(found)),
+                "sync.found", at=str(finding.site or finding.via or finding.thread), op=finding.op,
+                count=finding.count, seconds=None if finding.blocked_ns is None else finding.blocked_ns / 1e9,
+                often=str(report.pattern(finding)),
             )  # fmt: skip
         if len(syncs) > _MAX_LOGGED:
             log.warning("the CPU waited for the GPU at more lines than shown", lines=len(syncs) - _MAX_LOGGED)

@@ -1,37 +1,86 @@
-"""`SyncMonitor`: turns what torch and the wrappers report about synchronizations into events for listeners.
+"""`SyncMonitor`: turns what torch and wrapped calls report about synchronizations into events for listeners.
 
 torch calls back before a synchronization (`GpuTrace`) and warns once the call has returned (`SyncWarning`); in
-between the thread was blocked. `wrappers` cover the calls that neither reports. All detectors share one monitor.
+between the thread was blocked. All detectors share one monitor.
+
+Calls that torch gives no hook for are wrapped: explicit synchronization and copies of pageable memory; so are
+calls that synchronize several times for one purpose, which then count once; and copies, to learn their size and
+direction. Under torch.compile the wrappers do nothing. While they are installed, a `__torch_function__` receives
+the wrappers in place of `torch.Tensor.to` and the like.
 """
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from types import FrameType
+from typing import Any, NamedTuple
 
-from ..base.compat import autograd
+from ..base import gpu
+from ..base.compat import autograd, operators
+from ..base.findings import Direction
 from ..base.guard import guard
+from ..base.patch import Patch
+from ..explain.waits import operations, sites
+from ..explain.waits.events import SyncEvent
+from ..record import gpu_wait
 from ..record.modules.uncompiled import skip_package
-from . import wrappers
-from .calls import (
-    Caller,
-    Copy,
-    Scope,
-    SyncCall,
-    Target,
-    begin_call,
-    context_of,
-    is_profiler_frame,
-    returns_to_python,
-)
+from ..record.regions import dispatch
+from . import policy
+from .calls import operation_at
 from .listener import SyncListener
-from .torch_reports import GpuTrace, SyncWarning
+from .torch_reports import GpuTrace, SyncWarning, Target
+from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to
 
 FEATURE = "recording a synchronization"
+_CAUSES: dict[Target, str] = {"stream": operations.STREAM, "event": operations.EVENT, "device": operations.DEVICE}
+# Modules in which a profiler itself synchronizes, at the beginning and the end of a recording
+_PROFILERS = ("torch.autograd.profiler", "torch.profiler.", gpu_wait.__name__)
+Copy = Callable[[], tuple[Direction | None, int | None]]  # returns direction and bytes
+
+
+class Caller(NamedTuple):
+    """The thread that called a backward pass, whose nodes run on threads of autograd."""
+
+    thread: int
+    frame: FrameType
+    context: contextvars.Context
+    regions: dict[int, tuple[str, ...]]  # by id of the listener
+
+
+@dataclass(eq=False)
+class SyncCall:
+    """One call that synchronizes, once or several times."""
+
+    events: list[tuple[SyncListener, SyncEvent]]
+    thread: int  # on which a warning or an error is raised
+    position: tuple[int, int]  # id of the frame, and instruction
+    since_ns: int
+    blocked_ns: int | None = None
+
+
+@dataclass(eq=False)
+class Scope:
+    """A wrapped call that runs on a thread.
+
+    Attributes:
+        synchronizes: the call counts as one synchronization; those inside it do not count.
+        counts_once: all synchronizations inside the call count as one.
+        copy: returns direction and bytes of the copy.
+        call: the synchronization of a call that counts once.
+    """
+
+    synchronizes: bool = False
+    counts_once: bool = False
+    copy: Copy | None = None
+    call: SyncCall | None = None
 
 
 class SyncMonitor:
@@ -90,7 +139,7 @@ class SyncMonitor:
             self._trace.install()
             stack.callback(self._warning.remove)
             self._warning.install()
-            for patch in wrappers.patches(self):
+            for patch in patches(self):
                 patch.apply_in(stack)
             self._installed = stack.pop_all()
 
@@ -275,10 +324,36 @@ class SyncMonitor:
     def _begin(
         self, target: Target, frame: FrameType | None, scope: Scope | None, op: str | None = None, cause: str = ""
     ) -> SyncCall:
-        copy = scope.copy if scope is not None else None
-        return begin_call(
-            self._listeners, target, frame, self._backward_caller(threading.get_ident()), copy, op, cause
-        )
+        """Return a synchronization that begins on this thread now, with an event for each listener.
+
+        Args:
+            target: what the CPU waits for.
+            frame: the innermost Python frame; None if there is none.
+            scope: the wrapped call that runs on this thread.
+            op: the operation, if it is known; else the instruction of the user's line names it.
+            cause: why it synchronizes; by default it follows from ``target``.
+        """
+        caller = self._backward_caller(threading.get_ident())
+        place = sites.locate(frame)
+        if place.site is None and caller is not None:
+            frame = caller.frame
+        innermost = place.frame or sites.locate(frame).frame
+        op = op or (operation_at(innermost) if innermost is not None else None) or "synchronize"
+        direction, size = scope.copy() if scope is not None and scope.copy is not None else (None, None)
+        direction = direction or operations.direction_of(op)
+        events = []
+        for listener in self._listeners:
+            make_event = functools.partial(
+                listener.recorder.make_event, op, cause or _CAUSES[target], frame, direction=direction, bytes=size
+            )
+            context = context_of(caller)
+            event = make_event() if context is None else context.run(make_event)
+            if caller is not None:
+                event.region = event.region or caller.regions.get(id(listener), ())
+                event.via = place.via if place.site is None and place.via is not None else event.via
+            events.append((listener, event))
+        thread = threading.get_ident() if caller is None else caller.thread
+        return SyncCall(events, thread, (0, 0), time.perf_counter_ns())
 
     def _backward_caller(self, thread: int) -> Caller | None:
         """Return the caller of the backward pass that this thread works for; None outside backward passes."""
@@ -301,6 +376,143 @@ class SyncMonitor:
         for listener, event in call.events:
             event.blocked_ns = call.blocked_ns
             listener.recorder.add(event)
+
+
+PAGEABLE = "a non_blocking copy of pageable memory blocks"
+
+
+def context_of(caller: Caller | None) -> contextvars.Context | None:
+    """Return a copy of the caller's context, or None if this thread itself allows or forbids synchronizations."""
+    if caller is None or policy.allow_reason() is not None or policy.syncs_forbidden():
+        return None
+    return caller.context.copy()
+
+
+def is_profiler_frame(frame: FrameType | None) -> bool:
+    """Return whether ``frame`` belongs to a profiler, whose own synchronizations are not reported."""
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(_PROFILERS)
+
+
+def returns_to_python(frame: FrameType | None) -> bool:
+    """Return whether torch raises the warnings of the call in ``frame`` when the call returns.
+
+    For autograd nodes written in C++ torch raises them at the end of the backward pass, and for operators called
+    through `torch.ops` never.
+    """
+    if frame is None:
+        return False
+    inner = frame.f_code.co_filename.replace("\\", "/")
+    if inner.endswith("torch/_ops.py"):
+        return False
+    return not (inner.endswith("torch/autograd/graph.py") and autograd.autograd_node() is not None)
+
+
+def patches(monitor: SyncMonitor) -> Iterator[Patch]:
+    """Yield a patch for each call to wrap."""
+    import torch
+
+    synchronizing = [
+        (torch.cuda, "synchronize", operations.DEVICE),
+        (torch.cuda.Event, "synchronize", operations.EVENT),
+        (torch.cuda.Stream, "synchronize", operations.STREAM),
+        (torch.cuda, "empty_cache", operations.FREES),
+        (getattr(torch, "accelerator", None), "synchronize", operations.DEVICE),
+        (getattr(torch, "accelerator", None), "empty_cache", operations.FREES),
+    ]
+    for owner, name, cause in synchronizing:
+        if hasattr(owner, name):
+            yield _within(owner, name, _synchronizing(monitor, name, cause))
+    for name in ("to", "cuda", "cpu", "copy_"):
+        yield _within(torch.Tensor, name, functools.partial(_copying, monitor, name))
+    if (text := operators.tensor_text()) is not None:
+        yield _within(*text, lambda *_, **__: monitor.counted_once())
+    if (backward := autograd.backward_runner()) is not None:
+        yield _within(*backward, lambda frame, *_, **__: monitor.backward_pass(frame))
+
+
+def _within(owner: Any, name: str, context_of: Callable[..., AbstractContextManager[None]]) -> Patch:
+    """Return a patch of ``owner.name``, each call of which is then inside ``context_of(frame, *arguments)``."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if dispatch.tracing():
+                return original(*args, **kwargs)
+            with context_of(sys._getframe(1), *args, **kwargs):
+                return original(*args, **kwargs)
+
+        return wrapper
+
+    return Patch(owner, name, make)
+
+
+def _synchronizing(monitor: SyncMonitor, op: str, cause: str) -> Callable[..., AbstractContextManager[None]]:
+    return lambda frame, *_, **__: monitor.one_synchronization(op, cause, frame)
+
+
+def _copying(
+    monitor: SyncMonitor, op: str, frame: FrameType, tensor: Any, *args: Any, **kwargs: Any
+) -> AbstractContextManager[None]:
+    """Return the context of a call of a method of ``tensor`` that copies."""
+    blocking = _blocking_copy(op, tensor, args, kwargs)
+    if blocking is not None:
+        cause, copy = blocking
+        return monitor.one_synchronization(op, cause, frame, copy)
+    return monitor.possible_copy(lambda: _direction_and_bytes(args[0] if op == "copy_" and args else tensor))
+
+
+def _direction_and_bytes(source: Any) -> tuple[Direction | None, int | None]:
+    """Return the direction and the bytes of a copy between CPU and GPU from ``source``."""
+    device = getattr(getattr(source, "device", None), "type", None)
+    if device is None:
+        return None, None
+    return ("H2D" if device == "cpu" else "D2H"), source.numel() * source.element_size()
+
+
+def _blocking_copy(op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, Copy] | None:
+    """Return why a non_blocking copy blocks, and describe it; None for other calls."""
+    if kwargs.get("non_blocking") is not True and not any(value is True for value in args):
+        return None
+    with guard.contained("checking a copy"):
+        route = _route(op, tensor, args, kwargs)
+        if route is None or route[2] is None or operators.is_fake(tensor):
+            return None
+        source, target, host, gathered = route
+        size, devices = tensor.numel() * source.element_size(), (source.device.type, target)
+        waits = size > COPIED_AT_ONCE_BYTES if devices == ("cpu", "cuda") else size and devices == ("cuda", "cpu")
+        # is_pinned() creates a context on the current device if the program has none yet
+        if not waits or gpu.in_use() is None:
+            return None
+        cause = PAGEABLE if not host.is_pinned() else operations.GATHERED if gathered() else None
+        if cause is not None:
+            return cause, lambda: ("H2D" if target == "cuda" else "D2H", size)
+    return None
+
+
+def _route(
+    op: str, tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, str | None, Any, Callable[[], bool]] | None:
+    """Return what a call copies; None if torch refuses the arguments: the call itself raises the error.
+
+    Returns:
+        The tensor that is copied; the type of the target device; the tensor on the CPU that must be pinned, None
+        if the copy is blocking, or if torch pins memory itself, as for a copy to the CPU; and `is_gathered`, bound
+        to these.
+    """
+    if op == "copy_":
+        source, non_blocking = parse_copy(args, kwargs)
+        source = tensor if source is None else source
+        host, other = (source, tensor) if source.device.type == "cpu" else (tensor, source)
+        gathered = functools.partial(is_gathered, host, other.dtype, other)
+        return source, tensor.device.type, host if non_blocking else None, gathered
+    try:
+        transfer = parse_to(args, kwargs) if op == "to" else parse_cuda(args, kwargs)
+    except (TypeError, RuntimeError):
+        return None
+    target = "cuda" if op == "cuda" else getattr(transfer.device, "type", None)
+    host = tensor if transfer.non_blocking and target == "cuda" else None
+    gathered = functools.partial(is_gathered, tensor, transfer.dtype, memory_format=transfer.memory_format)
+    return tensor, target, host, gathered
 
 
 monitor = SyncMonitor()

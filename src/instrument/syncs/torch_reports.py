@@ -14,13 +14,13 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Any, SupportsIndex, cast
+from typing import Any, Literal, SupportsIndex, cast
 
 from ..base.compat import gpu
 from ..base.guard import guard
 from ..base.patch import Patch
-from .calls import Target
 
+Target = Literal["stream", "event", "device"]
 Callback = Callable[[Target, FrameType | None], None]
 
 
@@ -46,11 +46,11 @@ class GpuTrace:
 
     def install(self) -> None:
         """Install the callbacks, if this version of torch has them."""
-        found = gpu.sync_callbacks()
-        if found is None:
+        available = cuda.sync_callbacks()
+        if available is None:
             return
-        lists, activate = found
-        switch = gpu.trace_switch()
+        lists, activate = available
+        switch = cuda.trace_switch()
         self._switch = None if switch is None or switch.value else switch
         activate()
         self.resume()
@@ -103,9 +103,9 @@ def _in_order(name: str, *, takes_index: bool = False) -> Any:
     def call(filters: _Filters, *args: Any, **named: Any) -> Any:
         if takes_index and args:
             args = (filters._real_index(args[0]), *args[1:])
-        found = method(filters, *args, **named)
+        result = method(filters, *args, **named)
         filters._restore_order()
-        return found
+        return result
 
     return call
 
@@ -138,8 +138,8 @@ class _Filters(list[Any]):
         return number + len(self._hidden_filters) if number >= 0 else number
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(self._real_index(index))
-        return _Filters(found, self._copies) if isinstance(index, slice) and self._hidden_filters else found
+        held = super().__getitem__(self._real_index(index))
+        return _Filters(held, self._copies) if isinstance(index, slice) and self._hidden_filters else held
 
     __setitem__ = _in_order("__setitem__", takes_index=True)
     __delitem__ = _in_order("__delitem__", takes_index=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..base.compat import operators
@@ -60,37 +60,6 @@ def parse_copy(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, boo
     """Return the source of ``tensor.copy_(*args, **kwargs)``, None if there is none, and ``non_blocking``."""
     given = dict(zip(("src", "non_blocking"), args, strict=False)) | dict(kwargs)
     return given.get("src"), given.get("non_blocking", False)
-
-
-def resolve_devices(
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    device_of: Callable[[Any], Any],
-    device_numbered: Callable[[int], Any],
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments of `Tensor.to` with devices in place of tensors and device numbers.
-
-    torch would look both up itself, on the GPU.
-
-    Args:
-        args: positional arguments.
-        kwargs: named arguments.
-        device_of: returns the device of a tensor.
-        device_numbered: returns the device of a number.
-    """
-    import torch
-
-    positional, named = list(args), dict(kwargs)
-    first = positional[0] if positional else None
-    if isinstance(first, torch.Tensor):
-        positional[:1] = [device_of(first), first.dtype]
-    elif type(first) is int:
-        positional[0] = device_numbered(first)
-    if isinstance(other := named.pop("tensor", None), torch.Tensor):
-        named |= {"device": device_of(other), "dtype": other.dtype}
-    if type(named.get("device")) is int:
-        named["device"] = device_numbered(named["device"])
-    return positional, named
 
 
 def is_gathered(host: Any, dtype: Any = None, other: Any = None, memory_format: Any = None) -> bool:

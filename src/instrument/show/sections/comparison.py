@@ -11,9 +11,15 @@ from ...base.printable import shown_name
 from ...base.units import duration, signed_duration
 from ...explain.comparison.comparison import Comparison, Part, change_text, details, headline
 from ...explain.comparison.step_parts import KINDS
-from ..page.document import document
+from ..page.document import (
+    WaterfallWords,
+    document,
+    samples_section,
+    summary_section,
+    table_section,
+    waterfall_section,
+)
 from .diagnosis import BUSY_WORDS
-from .kinds import WaterfallWords, samples_section, summary_section, table_section, waterfall_section
 
 _CLASSES = {"unassigned": "other", "cpu": "operator"}
 """The class, and so the color, of a kind of part; of all others, the kind itself."""
@@ -87,14 +93,14 @@ def _findings(change: Comparison) -> dict[str, Any] | None:
         "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip
     rows = [
-        _finding(name, found)
+        _finding(name, finding)
         for name, findings in (("new", change.new), ("gone", change.gone))
-        for found in findings
+        for finding in findings
     ]
     caption = "Findings of one side only, with the time per step that each would win there"
-    return table_section("findings", "Findings gone and new", caption, columns, rows) if rows else None
+    return table_section("findings", "Findings gone and new", caption, columns, rows)
 
 
-def _finding(change: str, found: Finding) -> list[Any]:
-    texts = (found.rule, str(found.where), found.fix.text if found.fix else "")
-    return [change, shown_name(found.title), found.likely_win_ns, *map(shown_name, texts)]
+def _finding(change: str, finding: Finding) -> list[Any]:
+    texts = (finding.rule, str(finding.where), finding.fix.text if finding.fix else "")
+    return [change, shown_name(finding.title), finding.likely_win_ns, *map(shown_name, texts)]

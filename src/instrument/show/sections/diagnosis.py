@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ...base.printable import shown_name
+from ...base.findings import Finding, Where
+from ...base.printable import shown_lines, shown_name
 from ...base.units import count, counted, duration, listed, percentage
 from ...explain.diagnosis.diagnosis import Diagnosis
 from ...explain.diagnosis.verdict import PARTS, definition_of_part
@@ -16,15 +17,15 @@ from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
 from ...explain.metrics.roofline import HEAVY, RooflineRow
+from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
 from ...read.charts.timeline import CLASSES, Lane, TimelineSource, lanes_of, rows_of_steps, timeline_of
 from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
-from ..page.document import document
-from ..text.diagnosis import evidence_texts
-from .findings import findings_section
-from .kinds import table_section
+from ...read.tables.table import MEMCPY, Array, Table
+from ..page.document import document, table_section
+from ..text.diagnosis import evidence_texts, value_of
 from .memory import sections_of
 
 _CLASSES = {
@@ -41,17 +42,13 @@ BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "c
 """The words for the parts of a step during which a GPU works."""
 
 
-def idle_class(cause: str) -> str:
-    """Return the class of a cause of idle time, which gives its color."""
-    return _CLASSES.get(cause, "other")
-
-
 def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
 
     None for a memory snapshot, which has no times, if there is nothing else to say of it.
     """
-    notes = [shown_name(text) for text in _overview_notes(diagnosis) if text]
+    texts = (diagnosis.opened_text, *evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text)
+    notes = [shown_name(text) for text in (*texts, *diagnosis.rules_texts) if text]
     if not diagnosis.step_ns and not notes:
         return None
     return {
@@ -72,7 +69,7 @@ def _parts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     else:
         parts = [(words, name, diagnosis.parts.get(name, 0), PARTS[name]) for name, words in BUSY_WORDS.items()]
         parts += [
-            (f"idle: {name}", idle_class(cause), ns, _CAUSES[name])
+            (f"idle: {name}", _CLASSES.get(cause, "other"), ns, _CAUSES[name])
             for cause, ns in diagnosis.idle_by_cause.items()
             for name in [cause.replace("_", " ")]
         ]
@@ -99,11 +96,6 @@ def _figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     return figures
 
 
-def _overview_notes(diagnosis: Diagnosis) -> list[str]:
-    rest = (diagnosis.mfu_text, diagnosis.memory_text, *diagnosis.rules_texts)
-    return [diagnosis.opened_text, *evidence_texts(diagnosis), *rest]
-
-
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
 
 
@@ -111,6 +103,7 @@ def timeline_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     """Return the timeline of the window; None if nothing in it takes time.
 
     Times are in ns from the start of the window; the timeline begins with the first step, which may be earlier.
+    The longest gaps come with their cause, length and start, and what ends them.
     """
     facts = diagnosis.facts
     if facts is None:
@@ -123,14 +116,18 @@ def timeline_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     section = timeline_of(source, [idle] * bool(len(idle.start_ns)) + streams + threads, notes)
     if section is None:
         return None
-    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": _gap_rows(diagnosis)}
+    gaps = [
+        [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
+        for gap in diagnosis.idle_gaps
+    ]
+    return section | {"steps": _with_parts(facts, section["steps"]), "gaps": gaps}
 
 
 def _idle(facts: TraceFacts, group: str) -> Lane:
     """Return the gaps during which no GPU works, each with the cause of most of it and the work that ends it."""
     idle, work = facts.idle, len(facts.gpu)
     cause = np.argmax(np.stack([idle.by_cause[cause] for cause in CAUSES]), axis=0)
-    kinds = np.array([CLASSES.index(idle_class(cause)) for cause in CAUSES])
+    kinds = np.array([CLASSES.index(_CLASSES.get(cause, "other")) for cause in CAUSES])
     following = np.searchsorted(facts.gpu.start_ns, idle.end_ns)
     ended_by = np.where(following < work, following, -1)
     name, depth = cause + len(facts.trace.strings), np.zeros(len(cause), np.int64)
@@ -146,14 +143,6 @@ def _with_parts(facts: TraceFacts, rows: list[list[int | None]]) -> list[list[in
     compute, working, busy = (covered_ns(times, start, end) for times in (done.compute, done.working, done.busy))
     parts = np.stack((compute, working - compute, busy - working, end - start - busy), axis=1).tolist()
     return [[*row[:3], *of_step] for row, of_step in zip(rows, parts, strict=True)]
-
-
-def _gap_rows(diagnosis: Diagnosis) -> list[list[Any]]:
-    """Return the cause, the length and the start of the longest gaps, and what ends them."""
-    return [
-        [gap.cause.replace("_", " "), gap.duration_ns, gap.start_ns, shown_name(str(gap.where))]
-        for gap in diagnosis.idle_gaps
-    ]
 
 
 def flame_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
@@ -252,14 +241,15 @@ def ranks_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _rank(rank: int, trace: RankContent, met: RankArrivals) -> dict[str, Any]:
-    times = {
-        "step": trace.window_ns,
-        "compute": trace.compute_ns,
-        "waited": met.waited_ns,
-        "caused": met.caused_ns,
-    }
     steps = max(len(trace.steps), 1)
-    return {"rank": rank, "last": met.last, **{name: ns / steps for name, ns in times.items()}}
+    return {
+        "rank": rank,
+        "last": met.last,
+        "step": trace.window_ns / steps,
+        "compute": trace.compute_ns / steps,
+        "waited": met.waited_ns / steps,
+        "caused": met.caused_ns / steps,
+    }
 
 
 def _rank_notes(job: Job) -> list[str]:
@@ -323,7 +313,7 @@ _TABLES = {
 """By metric: the title, what the numbers are, and the columns with their title and kind."""
 
 
-def table_sections(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
+def table_sections(diagnosis: Diagnosis) -> Iterator[dict[str, Any] | None]:
     """Yield a section for each table of the metrics that has rows; the sums are those of the recorded window."""
     for metric, (title, note, columns) in _TABLES.items():
         rows = diagnosis.metrics.get(metric) or []
@@ -368,3 +358,113 @@ def page_of(diagnosis: Diagnosis, *, serve: Mapping[str, str | int] | None = Non
     )
     name = Path(diagnosis.path).name
     return document(shown_name(name), shown_name(diagnosis.verdict), sections, serve=serve)
+
+
+_AROUND = 0.02  # of a step: what is shown around a place whose length is unknown
+_CAUSES_OF_RULE: dict[str, tuple[str, ...]] = {
+    "driver-allocation": ("allocation",),
+    "garbage-collection": ("garbage_collection",),
+    "initialization": ("initialization",),
+    "input-wait": ("input",),
+    "launch-latency": ("launch_latency",),
+    "launch-overhead": ("launch_overhead",),
+    "long-synchronization": ("synchronization",),
+    "low-utilization": tuple(CAUSES),
+    "unexplained-idle": ("other", "unknown"),
+}
+"""The causes of idle time that a rule is about."""
+
+
+def span_of(facts: TraceFacts, finding: Finding) -> tuple[int, int] | None:
+    """Return where a finding shows in the timeline: start and end in ns from the start of the window.
+
+    It is the longest idle gap of the cause, or the longest work of the class, that the rule is about; else the
+    longest kernel that it names, the call of the operator or region at the time that the rule gave, the longest
+    call of the region, or the step. None if it has no place in time.
+    """
+    where, trace, gpu = finding.where, facts.trace, facts.gpu
+    if finding.rule in _CAUSES_OF_RULE:
+        return _longest_gap(facts, _CAUSES_OF_RULE[finding.rule])
+    if finding.rule == "exposed-communication":
+        return _longest(facts, gpu.where(facts.communication))
+    if finding.rule == "exposed-copies":
+        return _longest(facts, gpu.where(gpu.category == MEMCPY))
+    if where.kernel:
+        named = np.array([text == where.kernel for text in gpu.strings])
+        return _longest(facts, gpu.where(named[gpu.short_name] | named[gpu.name]))
+    if finding.start_ns is not None:
+        return _call_at(facts, where, finding.start_ns)
+    if where.region:
+        return _longest(facts, trace.regions.where(facts.rows(trace.regions, where.region[-1])))
+    if where.step is not None:
+        return _longest(facts, trace.steps.where(trace.steps.number == where.step))
+    return None
+
+
+def _longest_gap(facts: TraceFacts, causes: Collection[str]) -> tuple[int, int] | None:
+    """Return the idle gap with the most time of these causes; None if there is none."""
+    if not facts.gpu:
+        return None
+    times = np.sum([facts.idle.by_cause[cause] for cause in causes], axis=0)
+    if not times.any():
+        return None
+    return _span(facts, facts.idle.start_ns, facts.idle.end_ns, np.argmax(times))
+
+
+def _span(facts: TraceFacts, start_ns: Array, end_ns: Array, row: np.intp) -> tuple[int, int]:
+    """Return the start and the end of a row, from the start of the window."""
+    return int(start_ns[row]) - facts.window[0], int(end_ns[row]) - facts.window[0]
+
+
+def _call_at(facts: TraceFacts, where: Where, start_ns: int) -> tuple[int, int]:
+    """Return the shortest call of the operator or region of a place at a time; without one, a part of the step."""
+    begin, trace = facts.window[0], facts.trace
+    for table, names in ((trace.operators, (where.operator,)), (trace.regions, where.region[-1:])):
+        events = table.where(facts.rows(table, *names))
+        at = events.where((events.start_ns - begin <= start_ns) & (events.end_ns - begin > start_ns))
+        if at:
+            return _span(facts, at.start_ns, at.end_ns, np.argmin(at.duration_ns))
+    around = int(_AROUND * facts.step_ns)
+    return start_ns - around, start_ns + around
+
+
+def _longest(facts: TraceFacts, events: Table) -> tuple[int, int] | None:
+    """Return the longest of these events that begins in the window."""
+    begin, end = facts.window
+    events = events.where((events.start_ns >= begin) & (events.start_ns < end))
+    if not events:
+        return None
+    return _span(facts, events.start_ns, events.end_ns, np.argmax(events.duration_ns))
+
+
+def findings_section(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the findings in order, each with its texts and figures, and the rules that abstained."""
+    worth = {id(finding) for finding in diagnosis.worth()}
+    return {
+        "id": "findings",
+        "type": "findings",
+        "title": "Findings",
+        "nothing": diagnosis.nothing_found,
+        "findings": [_finding(diagnosis, each) | {"worth": id(each) in worth} for each in diagnosis.findings],
+        "abstained": [[rule, shown_name(reason)] for rule, reason in diagnosis.abstained.items()],
+    }
+
+
+def _finding(diagnosis: Diagnosis, finding: Finding) -> dict[str, Any]:
+    rule = RULES.get(finding.rule)
+    return {
+        "title": shown_name(finding.title),
+        "rule": finding.rule,
+        "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
+        "severity": finding.severity,
+        "confidence": finding.confidence,
+        "win_ns": finding.win_ns,
+        "replayed_ns": finding.replayed_ns,
+        "win_text": diagnosis.win_text(finding),
+        "place": shown_name(str(finding.where)),
+        "span": span_of(diagnosis.facts, finding) if diagnosis.facts else None,
+        "evidence": [
+            [shown_name(diagnosis.definition(each)), shown_name(value_of(each))] for each in finding.evidence
+        ],
+        "fix": finding.fix and {key: shown_lines(text) for key, text in vars(finding.fix).items()},
+    }

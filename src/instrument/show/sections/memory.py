@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...base.printable import shown_name
 from ...base.units import count, counted, percentage, signed_size, size
+from ...read.charts.tree import Tree, packed_tree, tree_of
 from ...read.memory.batch import batch_texts
 from ...read.memory.breakdown import NO_HISTORY, OLDER_MEMORY, Breakdown, Place, Use, comparable
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words, page_class
@@ -18,11 +19,9 @@ from ...read.memory.shortage import REASONS, DriverTraffic, FailedAllocation, Gr
 from ...read.memory.snapshot import MemorySnapshot
 from ...read.memory.timeline import Timeline
 from ...read.tables.table import Array
-from ..page.document import document
-from .kinds import WaterfallWords, summary_section, table_section, waterfall_section
-from .memory_peak import peak_section
+from ..page.document import WaterfallWords, document, summary_section, table_section, waterfall_section
 
-_MOST = 20_000  # points
+_MAX_POINTS = 20_000
 
 
 def timeline_section(snapshot: MemorySnapshot, device: int, side: str = "") -> dict[str, Any] | None:
@@ -36,7 +35,7 @@ def timeline_section(snapshot: MemorySnapshot, device: int, side: str = "") -> d
         side: which of two snapshots it is, such as "before".
     """
     events = int((snapshot.events.device == device).sum())
-    shown = snapshot.timeline(device).thinned(_MOST)
+    shown = snapshot.timeline(device).thinned(_MAX_POINTS)
     categories = np.flatnonzero(shown.bytes.any(axis=1)).tolist()
     if not events or not categories:
         return None
@@ -100,7 +99,7 @@ def failures_section(failures: Sequence[FailedAllocation]) -> dict[str, Any] | N
         ]
         for each in failures
     ]
-    return table_section("failures", "Out of memory", "Allocations that failed", columns, rows) if rows else None
+    return table_section("failures", "Out of memory", "Allocations that failed", columns, rows)
 
 
 def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
@@ -109,7 +108,7 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
     Args:
         peaks: what was in use, by the words that tell it apart, such as "before".
     """
-    inferred = {side: found.by_evidence() for side, found in peaks.items()}
+    inferred = {side: breakdown.by_evidence() for side, breakdown in peaks.items()}
     columns = {"Category": "text", "Evidence": "text"}
     for side in peaks:
         columns |= {side.capitalize() or "Memory": "bytes", f"Blocks {side}".strip(): "count"}
@@ -123,8 +122,6 @@ def inferred_section(peaks: Mapping[str, Breakdown]) -> dict[str, Any] | None:
         for category, evidence in dict.fromkeys(chain.from_iterable(inferred.values()))
     ]
     columns["The evidence is"] = "long"
-    if not rows:
-        return None
     note = "Where no line is known, the category follows from other evidence."
     return table_section("inferred", "What is inferred", "Inferred uses at the peak", columns, rows, note)
 
@@ -137,15 +134,13 @@ def largest_section(blocks: Sequence[Use], when: str) -> dict[str, Any] | None:
         for use in blocks
     ]
     caption = f"The largest blocks {when}; those alike are one row"
-    return table_section("largest", "Largest blocks", caption, columns, rows) if rows else None
+    return table_section("largest", "Largest blocks", caption, columns, rows)
 
 
 def growth_section(growth: Sequence[tuple[Place, Growth]]) -> dict[str, Any] | None:
     """Return the table of the lines whose memory several steps left behind; None if there is none."""
     columns = {"Line": "text", "Steps": "count", "Memory": "bytes", "Blocks": "count"}
     rows = [[_text(place), each.steps, each.bytes, each.blocks] for place, each in growth]
-    if not rows:
-        return None
     note = "What a line allocated in each of several steps is still in use: a leak, unless it is meant."
     caption = "Lines whose memory several steps left behind"
     return table_section("growth", "Kept from several steps", caption, columns, rows, note)
@@ -155,9 +150,9 @@ def traffic_section(traffic: DriverTraffic) -> dict[str, Any] | None:
     """Return the lines at which memory went back to the driver, and what was taken later; None without either."""
     columns = {"Line": "text", "Why": "text", "Times": "count", "Memory": "bytes"}
     rows = [[_text(each.place), each.reason, each.times, each.bytes] for each in traffic.returns]
-    note = " ".join(traffic_texts(traffic))
     caption = "Lines at which memory went back to the driver"
-    return table_section("driver", "Memory from the driver", caption, columns, rows, note) if note else None
+    note = " ".join(traffic_texts(traffic))
+    return table_section("driver", "Memory from the driver", caption, columns, rows, note, shows_empty=bool(note))
 
 
 def _text(place: Place | None) -> str:
@@ -223,17 +218,17 @@ def sections_of(
         limit_bytes: as of `MemorySnapshot.larger_batch`.
         batch: the batch size of the program; None if it is not known.
     """
-    found = snapshot.break_down(device)
+    breakdown = snapshot.break_down(device)
     notes = [str(snapshot.path), *batch_texts(snapshot.larger_batch(device, limit_bytes), batch)]
-    if not found.recorded:
+    if not breakdown.recorded:
         notes = [str(snapshot.path), NO_HISTORY]
     sections = (
         failures_section(snapshot.failures(device)),
-        summary_section(f"Memory of GPU {device}", _figures(snapshot, found), notes),
+        summary_section(f"Memory of GPU {device}", _figures(snapshot, breakdown), notes),
         timeline_section(snapshot, device),
-        peak_section(found) if found.recorded else None,
-        inferred_section({"": found}),
-        largest_section(snapshot.largest_blocks(device), "at the peak" if found.recorded else "in use"),
+        peak_section(breakdown) if breakdown.recorded else None,
+        inferred_section({"": breakdown}),
+        largest_section(snapshot.largest_blocks(device), "at the peak" if breakdown.recorded else "in use"),
         growth_section(snapshot.growth(device)),
         traffic_section(snapshot.driver_traffic(device)),
     )
@@ -253,7 +248,7 @@ def page_of_change(
     """
     sides = {"before": before, "after": after}
     peaks = {side: snapshot.break_down(device) for side, snapshot in sides.items()}
-    old, new = (found.peak.bytes for found in peaks.values())
+    old, new = (breakdown.peak.bytes for breakdown in peaks.values())
     change = signed_size(new - old)
     figures = [("peak before", size(old)), ("peak after", size(new)), ("difference", change)]
     notes = [f"{side.capitalize()}: {snapshot.path}" for side, snapshot in sides.items()]
@@ -261,7 +256,7 @@ def page_of_change(
         summary_section(f"Memory of GPU {device}", figures, [*notes, *estimate]),
         change_section(*peaks.values()),
         *_on_one_scale([timeline_section(snapshot, device, side) for side, snapshot in sides.items()]),
-        *(peak_section(found, side) for side, found in peaks.items()),
+        *(peak_section(breakdown, side) for side, breakdown in peaks.items()),
         inferred_section(peaks),
     )
     return document(
@@ -278,24 +273,138 @@ def _on_one_scale(timelines: Sequence[dict[str, Any] | None]) -> list[dict[str, 
     return [timeline | {"top_bytes": top, "notes": notes + timeline["notes"]} for timeline in there]
 
 
-def _figures(snapshot: MemorySnapshot, found: Breakdown) -> list[tuple[str, str]]:
-    peak = found.peak
+def _figures(snapshot: MemorySnapshot, breakdown: Breakdown) -> list[tuple[str, str]]:
+    peak = breakdown.peak
     state = snapshot.state(peak.device)
     shares = {
         "older than the recorded events": peak.before_bytes,
-        "with a known line": found.known_bytes,
-        "of inferred use": found.inferred_bytes,
-        "of unknown use": found.unknown_bytes,
+        "with a known line": breakdown.known_bytes,
+        "of inferred use": breakdown.inferred_bytes,
+        "of unknown use": breakdown.unknown_bytes,
     }
     return [
-        *[("in use at the peak", size(peak.bytes))] * found.recorded,
-        *[("reserved then", size(found.reserved_bytes))] * (found.reserved_bytes >= peak.bytes),
+        *[("in use at the peak", size(peak.bytes))] * breakdown.recorded,
+        *[("reserved then", size(breakdown.reserved_bytes))] * (breakdown.reserved_bytes >= peak.bytes),
         *(
             (f"of the peak: {name}", f"{size(part)} ({percentage(part / peak.bytes)})")
             for name, part in shares.items()
-            if part and found.recorded
+            if part and breakdown.recorded
         ),
         ("recorded events", count((snapshot.events.device == peak.device).sum())),
         ("in use at the end", size(state.used_bytes)),
         ("largest free piece then", size(state.largest_hole_bytes)),
     ]
+
+
+_KINDS = ("peak", "region", "module", "line", "inferred", "unknown", *map(page_class, CATEGORIES))
+_MAX_NODES = 2500  # of a view; with the joined ones twice as many
+_NOTE = (
+    "A module is the line that calls it. Where no line is known, the use is inferred, and the node names the "
+    "evidence."
+)
+
+
+class _Node(NamedTuple):
+    """What distinguishes a node from others below the same one.
+
+    Attributes:
+        kind: one of `_KINDS`.
+        name: its name.
+        about: what the page says of it.
+    """
+
+    kind: str
+    name: str
+    about: str
+
+
+_PEAK = _Node("peak", "in use at the peak", "")
+
+
+def peak_section(breakdown: Breakdown, side: str = "") -> dict[str, Any] | None:
+    """Return the section; None if nothing was in use.
+
+    Args:
+        breakdown: what was in use.
+        side: which of two snapshots it is of, such as "before".
+    """
+    if not breakdown.uses:
+        return None
+    paths = {
+        "category": [(_PEAK, _category(use), *_around(use), _source(use)) for use in breakdown.uses],
+        "region": [(_PEAK, *_around(use), _source(use), _category(use)) for use in breakdown.uses],
+    }
+    nodes = list(dict.fromkeys(chain.from_iterable(paths["category"])))
+    numbers = {node: number for number, node in enumerate(nodes)}
+    names: dict[int, int] = {}
+    views = {
+        key: {"title": f"By {key}", "note": _NOTE}
+        | packed_tree(_tree(breakdown.uses, paths[key], numbers), len(nodes), names)
+        for key in paths
+    }
+    shown = [nodes[key % len(nodes)] for key in names]
+    return {
+        "id": f"peak-{side}" if side else "peak",
+        "type": "flame",
+        "title": f"The peak {side}" if side else "The peak",
+        "unit": "bytes",
+        "steps": 1,
+        "each": "at the peak",
+        "words": {
+            "views": "Order",
+            "parts": "Evidence",
+            "value": "Memory",
+            "second": "Without a line",
+            "count": "Blocks",
+        },
+        "parts": [["all", "All"], ["known", "With a line"], ["other", "Without a line"]],
+        "kinds": _KINDS,
+        "names": [node.name for node in shown],
+        "about": {number: node.about for number, node in enumerate(shown) if node.about},
+        "views": views,
+    }
+
+
+def _around(use: Use) -> Iterator[_Node]:
+    """Yield the region and the modules around the allocation, the outermost first."""
+    if use.region:
+        yield _Node("region", shown_name(use.region), "")
+    for place in use.modules:
+        yield _at("module", place)
+
+
+def _source(use: Use) -> _Node:
+    if use.place is not None:
+        return _at("line", use.place)
+    if use.inferred:
+        return _Node("inferred", use.source, f"Evidence: {EVIDENCE[use.evidence]}.")
+    return _Node("unknown", use.source, "Neither a line nor other evidence is known.")
+
+
+def _at(kind: str, place: Place) -> _Node:
+    line = str(place).rpartition("/")[2]  # boxes are narrow
+    return _Node(kind, shown_name(f"{line} {place.function}"), shown_name(f"{place.file}:{place.line}"))
+
+
+def _category(use: Use) -> _Node:
+    text = CATEGORIES[use.category]
+    return _Node(page_class(use.category), category_words(use.category), f"{text[:1].upper()}{text[1:]}.")
+
+
+def _tree(uses: Sequence[Use], paths: Sequence[Sequence[_Node]], numbers: Mapping[_Node, int]) -> Tree:
+    """Return the tree of the uses, each below the nodes of its path: bytes and blocks, with and without a line."""
+    depth = np.array([len(path) for path in paths])
+    last = np.cumsum(depth) - 1
+    keys = np.array([_KINDS.index(node.kind) * len(numbers) + numbers[node] for path in paths for node in path])
+    parents = np.arange(len(keys)) - 1
+    parents[last - depth + 1] = -1
+    with_line = np.array([use.place is not None for use in uses])
+    sizes, blocks = np.array([(use.bytes, use.blocks) for use in uses]).T
+    values = np.zeros((len(keys), 2), np.int64)
+    values[last] = _by_line(sizes, with_line)
+    return tree_of(parents, keys, values, _by_line(blocks, with_line).repeat(depth, axis=0), _MAX_NODES)
+
+
+def _by_line(values: Array, with_line: Array) -> Array:
+    """Return two columns: the values with a line, and those without."""
+    return np.stack((np.where(with_line, values, 0), np.where(with_line, 0, values)), axis=1)

@@ -10,8 +10,8 @@ from ...base.printable import shown_lines, shown_name
 from ...base.units import count, duration
 from ...explain.waits.report import SyncReport
 from ..page.document import document
+from ..page.document import document, summary_section
 from ..text import syncs as texts
-from .kinds import summary_section
 
 _AROUND = 3  # lines of code before and after
 
@@ -46,7 +46,7 @@ def _sections(results: SyncReport) -> Iterator[dict[str, Any]]:
     )
     for name, title, note, findings in groups:
         if findings:
-            shown = [_finding(results, found) for found in findings]
+            shown = [_finding(results, finding) for finding in findings]
             yield {"id": name, "type": "sources", "title": title, "note": note, "findings": shown}
 
 
@@ -58,7 +58,7 @@ def _summary(results: SyncReport) -> dict[str, Any]:
             ("the most in a step", count(results.max_in_step(*results.syncs))),
             ("steps checked", count(results.steps)),
         ]
-    blocked = [found.blocked_ns for found in results.syncs if found.blocked_ns is not None]
+    blocked = [finding.blocked_ns for finding in results.syncs if finding.blocked_ns is not None]
     if blocked:
         figures.append(("time that the CPU waited", duration(sum(blocked))))
     return summary_section("Summary", figures, _notes(results))
@@ -73,24 +73,24 @@ def _notes(results: SyncReport) -> Iterator[str]:
     yield from (f"Coverage: {text}" for text in results.coverage)
 
 
-def _finding(results: SyncReport, found: SyncFinding) -> dict[str, Any]:
-    site = found.site or found.via
+def _finding(results: SyncReport, finding: SyncFinding) -> dict[str, Any]:
+    site = finding.site or finding.via
     return {
-        "severity": results.severity(found),
-        "place": shown_name(texts.place_text(found)),
-        "op": shown_name(found.op),
-        "cause": shown_name(found.cause),
-        "call": shown_name(texts.call_text(found) if found.covered else found.cause),
-        "cost": shown_name(texts.cost_text(results, found)),
-        "context": shown_name(texts.context_text(found)),
-        "allowed": None if found.allowed is None else shown_name(found.allowed),
+        "severity": results.severity(finding),
+        "place": shown_name(texts.place_text(finding)),
+        "op": shown_name(finding.op),
+        "cause": shown_name(finding.cause),
+        "call": shown_name(texts.call_text(finding) if finding.covered else finding.cause),
+        "cost": shown_name(texts.cost_text(results, finding)),
+        "context": shown_name(texts.context_text(finding)),
+        "allowed": None if finding.allowed is None else shown_name(finding.allowed),
         "code": _code(site) if site else [],
-        "fix": found.fix and {key: shown_lines(text) for key, text in vars(found.fix).items()},
-        "count": found.count,
-        "steps": len(results.pattern(found).counts),
-        "blocked_ns": found.blocked_ns,
-        "idle_ns": found.idle_ns,
-        "bytes": found.bytes,
+        "fix": finding.fix and {key: shown_lines(text) for key, text in vars(finding.fix).items()},
+        "count": finding.count,
+        "steps": len(results.pattern(finding).counts),
+        "blocked_ns": finding.blocked_ns,
+        "idle_ns": finding.idle_ns,
+        "bytes": finding.bytes,
     }
 
 

@@ -16,8 +16,7 @@ from ...read.tables.steps import StepIndex, gpu_work, span, steps_of_process
 from ...read.tables.table import COLUMNS, Table
 from ...read.tables.trace import MODULE, Trace
 from ...read.tables.work_classes import communication_mask
-from ..page.document import document
-from .kinds import samples_section, summary_section, table_section
+from ..page.document import document, samples_section, summary_section, table_section
 
 
 def page_of(trace: Trace) -> str:
@@ -81,7 +80,7 @@ def _flame(trace: Trace) -> dict[str, Any] | None:
     return flame_of(trace, gpu, communication_mask(gpu), max(steps, 1), each)
 
 
-def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
+def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any] | None:
     columns = {"Table": "text", "Rows": "count", "First start": "ns", "Last end": "ns", "Memory": "bytes"}
     rows = [
         [name, len(rows), start - first, end - first, sum(column.nbytes for column in rows.values())]
@@ -89,9 +88,8 @@ def _tables(tables: Mapping[str, Table], first: int) -> dict[str, Any]:
         if rows
         for start, end in [_bounds(rows)]
     ]
-    return table_section(
-        "tables", "Tables", "The tables that have rows; times count from the first event", columns, rows
-    )
+    caption = "The tables that have rows; times count from the first event"
+    return table_section("tables", "Tables", caption, columns, rows, shows_empty=True)
 
 
 def _devices(trace: Trace) -> dict[str, Any] | None:
@@ -108,7 +106,7 @@ def _devices(trace: Trace) -> dict[str, Any] | None:
         if device:
             name, about = shown_name(device.name), [device.sms or None, device.memory_bytes or None]
         rows.append([name, number, *about, len(work), int(work.sum())])
-    return table_section("gpus", "GPUs", "The GPUs of the trace", columns, rows) if rows else None
+    return table_section("gpus", "GPUs", "The GPUs of the trace", columns, rows)
 
 
 def _coverage(trace: Trace) -> dict[str, Any] | None:
@@ -121,7 +119,7 @@ def _coverage(trace: Trace) -> dict[str, Any] | None:
         if each.of
     ]
     caption = "GPU operations with a link to other events"
-    return table_section("coverage", "Coverage", caption, columns, rows) if rows else None
+    return table_section("coverage", "Coverage", caption, columns, rows)
 
 
 def _bounds(rows: Table) -> tuple[int, int]:

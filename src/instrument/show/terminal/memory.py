@@ -43,25 +43,25 @@ def memory_report(
         limit_bytes: the memory that the GPU has for the program; None takes `MemorySnapshot.known_limit`.
         batch: the batch size of the program; None if that is not known.
     """
-    found = snapshot.break_down(device)
-    when = "at the peak" if found.recorded else "when the snapshot was taken"
-    yield line(f"GPU {device} of {snapshot.path.name}: {size(found.peak.bytes)} in use {when}", "bold")
-    if not found.recorded:
+    breakdown = snapshot.break_down(device)
+    when = "at the peak" if breakdown.recorded else "when the snapshot was taken"
+    yield line(f"GPU {device} of {snapshot.path.name}: {size(breakdown.peak.bytes)} in use {when}", "bold")
+    if not breakdown.recorded:
         yield NO_HISTORY
-        yield from _lines(found)
+        yield from _lines(breakdown)
         yield from _largest(snapshot, device)
         yield from _state(snapshot, device)
         return
     yield from _failures(snapshot, device)
-    yield _age_text(snapshot, found)
-    yield _reserved_text(found)
-    yield _known_text(found)
-    yield from _categories(found)
-    yield from _lines(found)
-    yield from _evidence(found)
-    modules = {_calls(calls): number for calls, number in found.by_module().items()}
-    yield from _places(found, "calls of modules", modules)
-    yield from _places(found, "region", found.by_region())
+    yield _age_text(snapshot, breakdown)
+    yield _reserved_text(breakdown)
+    yield _known_text(breakdown)
+    yield from _categories(breakdown)
+    yield from _lines(breakdown)
+    yield from _evidence(breakdown)
+    modules = {_calls(calls): number for calls, number in breakdown.by_module().items()}
+    yield from _places(breakdown, "calls of modules", modules)
+    yield from _places(breakdown, "region", breakdown.by_region())
     yield from _largest(snapshot, device)
     yield from _timeline(snapshot, device, width)
     yield from _growth(snapshot, device)
@@ -73,28 +73,26 @@ def memory_report(
     yield from texts
 
 
-def _age_text(snapshot: MemorySnapshot, found: Breakdown) -> str:
-    events = counted(int((snapshot.events.device == found.peak.device).sum()), "recorded event")
-    older = found.peak.before_bytes
+def _age_text(snapshot: MemorySnapshot, breakdown: Breakdown) -> str:
+    events = counted(int((snapshot.events.device == breakdown.peak.device).sum()), "recorded event")
+    older = breakdown.peak.before_bytes
     if not older:
         return f"{events}; nothing at the peak is older than these."
-    return f"{events}; {_part(older, found)} of the peak is older than these."
+    return f"{events}; {_part(older, breakdown)} of the peak is older than these."
 
 
-def _reserved_text(found: Breakdown) -> str:
-    if found.reserved_bytes < found.peak.bytes:
-        known = size(found.reserved_bytes)
-        return f"What was reserved then is not known: the segments of the snapshot hold only {known}."
-    unused = size(found.cached_bytes)
-    return f"{size(found.reserved_bytes)} was reserved then, of which {unused} was not in use."
+def _reserved_text(breakdown: Breakdown) -> str:
+    if breakdown.reserved_bytes < breakdown.peak.bytes:
+        held = size(breakdown.reserved_bytes)
+        return f"What was reserved then is not known: the segments of the snapshot hold only {held}."
+    unused = size(breakdown.cached_bytes)
+    return f"{size(breakdown.reserved_bytes)} was reserved then, of which {unused} was not in use."
 
 
-def _known_text(found: Breakdown) -> str:
-    unknown = f"; nothing is known of {_part(found.unknown_bytes, found)}" if found.unknown_bytes else ""
-    return (
-        f"The line is known for {_part(found.known_bytes, found)}, and the use inferred for "
-        f"{_part(found.inferred_bytes, found)}{unknown}."
-    )
+def _known_text(breakdown: Breakdown) -> str:
+    by_line, inferred = _part(breakdown.known_bytes, breakdown), _part(breakdown.inferred_bytes, breakdown)
+    unknown = f"; nothing is known of {_part(breakdown.unknown_bytes, breakdown)}" * bool(breakdown.unknown_bytes)
+    return f"The line is known for {by_line}, and the use inferred for {inferred}{unknown}."
 
 
 def _calls(calls: Sequence[Place]) -> str:
@@ -102,48 +100,42 @@ def _calls(calls: Sequence[Place]) -> str:
     return "... > " * (len(calls) > _CALLS) + " > ".join(map(str, calls[-_CALLS:]))
 
 
-def _part(part: int, found: Breakdown) -> str:
-    return f"{size(part)} ({percent(part, found.peak.bytes)} %)"
+def _part(part: int, breakdown: Breakdown) -> str:
+    return f"{size(part)} ({percent(part, breakdown.peak.bytes)} %)"
 
 
-def _categories(found: Breakdown) -> Iterator[Block]:
+def _categories(breakdown: Breakdown) -> Iterator[Block]:
     rows = [
-        [
-            category_words(name),
-            size(known + other),
-            percent(known + other, found.peak.bytes),
-            size(known),
-            size(other),
-        ]
-        for name, (known, other) in found.by_category().items()
-        if known + other
+        [category_words(name), *_amount(sum(both), breakdown), *map(size, both)]
+        for name, both in breakdown.by_category().items()  # with a line, and without
+        if sum(both)
     ]
     yield line()
     yield Table(["category", "bytes", "% peak", "with a line", "without"], rows)
 
 
-def _lines(found: Breakdown) -> Iterator[Block]:
+def _lines(breakdown: Breakdown) -> Iterator[Block]:
     rows = [
-        [place.text, category_words(category), *_amount(number, found), count(blocks)]
-        for (place, category), (number, blocks) in found.by_line().items()
+        [place.text, category_words(category), *_amount(number, breakdown), count(blocks)]
+        for (place, category), (number, blocks) in breakdown.by_line().items()
     ]
-    return _table(["known: line", "category", "bytes", "% peak" if found.recorded else "%", "blocks"], rows)
+    return _table(["known: line", "category", "bytes", "% peak" if breakdown.recorded else "%", "blocks"], rows)
 
 
-def _evidence(found: Breakdown) -> Iterator[Block]:
-    inferred = found.by_evidence()
+def _evidence(breakdown: Breakdown) -> Iterator[Block]:
+    inferred = breakdown.by_evidence()
     names = {f"{category_words(category)} ({evidence})": each for (category, evidence), each in inferred.items()}
-    yield from _places(found, "inferred: category (evidence)", names)
+    yield from _places(breakdown, "inferred: category (evidence)", names)
     yield from (f"{each}: {EVIDENCE[each]}." for each in dict.fromkeys(evidence for _, evidence in inferred))
 
 
-def _places(found: Breakdown, title: str, places: Mapping[str, tuple[int, int]]) -> Iterator[Block]:
-    rows = [[name, *_amount(number, found), count(blocks)] for name, (number, blocks) in places.items()]
+def _places(breakdown: Breakdown, title: str, places: Mapping[str, tuple[int, int]]) -> Iterator[Block]:
+    rows = [[name, *_amount(number, breakdown), count(blocks)] for name, (number, blocks) in places.items()]
     return _table([title, "bytes", "% peak", "blocks"], rows)
 
 
-def _amount(number: int, found: Breakdown) -> tuple[str, str]:
-    return size(number), percent(number, found.peak.bytes)
+def _amount(number: int, breakdown: Breakdown) -> tuple[str, str]:
+    return size(number), percent(number, breakdown.peak.bytes)
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> Iterator[Block]:
@@ -178,8 +170,8 @@ def _growth(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     if not rows:
         yield line()
     if steps < LEAST_STEPS:
-        known = counted(steps, "complete step")
-        yield f"Whether memory grows from step to step is not known: the history has {known}."
+        recorded = counted(steps, "complete step")
+        yield f"Whether memory grows from step to step is not known: the history has {recorded}."
     elif not rows:
         yield f"No line left memory behind in half of the {count(steps)} complete steps or more."
 
@@ -202,8 +194,8 @@ def _failures(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
     yield line(f"Out of memory: {counted(number, 'allocation')} failed{last}", "bold")
     for failure in failures:
         at = f" at {failure.place.text}" if failure.place else ""
-        known = failure.device_free_bytes >= 0
-        left = f"{size(failure.device_free_bytes)} was left" if known else "what was left is not recorded"
+        free = failure.device_free_bytes
+        left = f"{size(free)} was left" if free >= 0 else "what was left is not recorded"
         yield (
             f"An allocation of {size(failure.bytes)} failed{at}: {REASONS[failure.reason]}. "
             f"{size(failure.reserved_bytes)} was reserved, of which {size(failure.used_bytes)} was in use; the "
@@ -227,17 +219,17 @@ def _traffic(snapshot: MemorySnapshot, device: int) -> Iterator[Block]:
 
 def _timeline(snapshot: MemorySnapshot, device: int, width: int) -> Iterator[Block]:
     """Yield the highest point of each twelfth of the events; nothing without events."""
-    found = snapshot.timeline(device).highest(_STRETCHES)
-    if len(found) < 2:
+    highest = snapshot.timeline(device).highest(_STRETCHES)
+    if len(highest) < 2:
         return
-    used = found.used_bytes
+    used = highest.used_bytes
     most = max((width - _WIDTH_LEFT) // _WIDTH, 1)
-    large = np.sort(np.argsort(-found.bytes.max(axis=1), kind="stable")[:most])
-    large = large[found.bytes[large].max(axis=1) >= _LEAST * used.max()]
-    rest = used - found.bytes[large].sum(axis=0)
-    points = np.stack([used, *found.bytes[large], rest], axis=1).tolist()
+    large = np.sort(np.argsort(-highest.bytes.max(axis=1), kind="stable")[:most])
+    large = large[highest.bytes[large].max(axis=1) >= _LEAST * used.max()]
+    rest = used - highest.bytes[large].sum(axis=0)
+    points = np.stack([used, *highest.bytes[large], rest], axis=1).tolist()
     rows = [
-        [count(number), *map(size, sizes)] for number, sizes in zip(found.number.tolist(), points, strict=True)
+        [count(number), *map(size, sizes)] for number, sizes in zip(highest.number.tolist(), points, strict=True)
     ]
     names = [list(CATEGORIES)[row].partition("_")[0] for row in large]
     yield from _table(["after event", "in use", *names, "rest"], rows)

@@ -66,11 +66,11 @@ def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -
 
 def _late(traces: TraceSet, collectives: Collectives) -> Iterator[Block]:
     """Yield which rank the others wait for at the collectives that all share."""
-    found = job_of(traces, collectives).arrivals
-    if found.latest is not None:
-        yield f"{_late_rank(found, found.latest)}."
-    elif found.unmatched and found.unknown:
-        yield f"It is not known which rank arrives last at the collectives: {found.unknown}."
+    arrivals = job_of(traces, collectives).arrivals
+    if arrivals.latest is not None:
+        yield f"{_late_rank(arrivals, arrivals.latest)}."
+    elif arrivals.unmatched and arrivals.unknown:
+        yield f"It is not known which rank arrives last at the collectives: {arrivals.unknown}."
 
 
 def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> list[str]:
@@ -80,21 +80,21 @@ def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> li
         times: the ranks that are compared.
         missing: the others that recorded.
     """
-    found = arrivals_of({rank: each.collectives for rank, each in times.items()})
+    arrivals = arrivals_of({rank: each.collectives for rank, each in times.items()})
     texts = []
-    if found.latest is not None:
+    if arrivals.latest is not None:
         steps = len(next(iter(times.values())).steps)
-        texts.append(f"{_late_rank(found, found.latest, steps)} per step.")
+        texts.append(f"{_late_rank(arrivals, arrivals.latest, steps)} per step.")
     if missing:
         texts.append(f"Not compared, as they left no times beside the trace: rank {listed(missing)}.")
     return texts
 
 
-def _late_rank(found: Arrivals, rank: int, steps: int = 1) -> str:
+def _late_rank(arrivals: Arrivals, rank: int, steps: int = 1) -> str:
     """Return how often a rank arrives last, how late, and how long each other rank waits for it in each step."""
-    each = found.ranks[rank]
-    times = f"{each.last} of {counted(found.collectives, 'collective')}"
-    waited = duration(each.caused_ns / max(len(found.ranks) - 1, 1) / steps)
+    each = arrivals.ranks[rank]
+    times = f"{each.last} of {counted(arrivals.collectives, 'collective')}"
+    waited = duration(each.caused_ns / max(len(arrivals.ranks) - 1, 1) / steps)
     late = f"Rank {rank} arrives last at {times}, {duration(each.late_ns)} late in the median"
     return f"{late}: each other rank waits {waited} for it"
 

@@ -65,8 +65,13 @@ def describe_steps(summary: Summary) -> Iterator[str]:
     if len(times) > 1:
         clock = ", CPU" * bool(_gpu_lengths(summary))
         yield f"{_name_steps(summary.step_numbers, len(times)).capitalize()}{clock}: {_times(times)}"
-        yield from _gpu_times(summary)
-        yield from _outliers(summary)
+        on_gpu = _gpu_lengths(summary)
+        if on_gpu:
+            which = _name_steps([number for number, _ in on_gpu], len(on_gpu)).capitalize()
+            yield f"{which}, GPU: {_times([ns for _, ns in on_gpu])}"
+        steps = list(zip(summary.step_numbers, times, strict=True))
+        yield from _outliers(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
+        yield from _outliers(on_gpu, " on the GPU")
     if summary.lengths:
         yield from describe_loop(summary.lengths)
     if _gpu_lengths(summary) and summary.gpu_total_ns is not None:
@@ -86,7 +91,9 @@ def describe_steps(summary: Summary) -> Iterator[str]:
         if not summary.only_cut:
             yield from _share_of_run(summary, summary.timing)
             yield from _compare_with_run(summary, summary.timing)
-        yield from _own_work(summary.timing)
+        if summary.timing.own_ns:
+            own = duration(summary.timing.own_ns)
+            yield f'While recording, the library itself worked for {own}, which the trace shows as "{OWN_WORK}".'
 
 
 def _gpu_lengths(summary: Summary) -> list[tuple[int, int]]:
@@ -97,13 +104,6 @@ def _gpu_lengths(summary: Summary) -> list[tuple[int, int]]:
     return [(number, step.gpu_ns) for number, step in steps if step.gpu_ns is not None]
 
 
-def _gpu_times(summary: Summary) -> Iterator[str]:
-    known = _gpu_lengths(summary)
-    if known:
-        which = _name_steps([number for number, _ in known], len(known)).capitalize()
-        yield f"{which}, GPU: {_times([ns for _, ns in known])}"
-
-
 def _times(times: Sequence[int]) -> str:
     if len(times) <= _MAX_LISTED_STEPS:
         middle = f" (median {duration(median(times))})" if len(times) > 2 else ""
@@ -111,16 +111,11 @@ def _times(times: Sequence[int]) -> str:
     return f"median {duration(median(times))}, from {duration(min(times))} to {duration(max(times))}"
 
 
-def _outliers(summary: Summary) -> Iterator[str]:
-    """Name the steps that took much longer or shorter than the others, on the CPU and on the GPU."""
-    steps = list(zip(summary.step_numbers, summary.step_times_ns, strict=True))
-    on_gpu = _gpu_lengths(summary)
-    yield from _outliers_on(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
-    yield from _outliers_on(on_gpu, " on the GPU")
+def _outliers(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
+    """Name the steps that took much longer or shorter than the others by one clock.
 
-
-def _outliers_on(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0) -> Iterator[str]:
-    """Name the outliers by one clock and, with ``whole_ns``, their share of that time."""
+    With ``whole_ns``, their share of that time is given, too.
+    """
     if len(steps) < 2:
         return
     times = [ns for _, ns in steps]
@@ -150,14 +145,13 @@ def _outliers_on(steps: Sequence[tuple[int, int]], clock: str, whole_ns: int = 0
 
 def _not_launched_here(summary: Summary) -> Iterator[str]:
     """Say how much GPU work has no launch in the trace, and where it is counted."""
+    earlier, unknown = duration(summary.before_gpu_ns), duration(summary.by_time_gpu_ns)
     if summary.before_gpu_ns and summary.steps:
-        earlier = f"{duration(summary.before_gpu_ns)} of GPU work"
-        yield f"{earlier} was launched before the recording and is outside these steps."
+        yield f"{earlier} of GPU work was launched before the recording and is outside these steps."
     elif summary.before_gpu_ns:
-        yield f"{duration(summary.before_gpu_ns)} of the GPU work was launched before the recording."
+        yield f"{earlier} of the GPU work was launched before the recording."
     if summary.by_time_gpu_ns and summary.steps:
-        unknown = f"{duration(summary.by_time_gpu_ns)} of GPU work"
-        yield f"The launches of {unknown} are not known; it counts toward the steps in which it ran."
+        yield f"The launches of {unknown} of GPU work are not known; it counts toward the steps in which it ran."
 
 
 def _describe_cut_steps(summary: Summary) -> Iterator[str]:
@@ -176,20 +170,16 @@ def _describe_cut_steps(summary: Summary) -> Iterator[str]:
 
 
 def _share_of_run(summary: Summary, timing: Timing) -> Iterator[str]:
-    if timing.run_steps and timing.run_ns:
-        share = percent(min(summary.step_ns, timing.run_ns), timing.run_ns)
-        yield (
-            f"Recorded: {summary.steps:,} of the first {timing.run_steps:,} steps, "
-            f"{share} % of {duration(timing.run_ns)}{_describe_untimed(timing)}"
-        )
-
-
-def _describe_untimed(timing: Timing) -> str:
-    if timing.untimed_steps is None:
-        return ""
-    first, last = timing.untimed_steps
-    which = _name_steps(range(first, last + 1), last + 1 - first)
-    return f" (not counting {which}, whose start is unknown)"
+    if not (timing.run_steps and timing.run_ns):
+        return
+    share = percent(min(summary.step_ns, timing.run_ns), timing.run_ns)
+    untimed = ""
+    if timing.untimed_steps is not None:
+        first, last = timing.untimed_steps
+        which = _name_steps(range(first, last + 1), last + 1 - first)
+        untimed = f" (not counting {which}, whose start is unknown)"
+    recorded = f"{summary.steps:,} of the first {timing.run_steps:,} steps"
+    yield f"Recorded: {recorded}, {share} % of {duration(timing.run_ns)}{untimed}"
 
 
 def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
@@ -223,14 +213,6 @@ def _has_several_windows(summary: Summary) -> bool:
     """Return whether steps between the recorded ones were not recorded."""
     numbers = sorted(summary.step_numbers)
     return any(later > earlier + 1 for earlier, later in pairwise(numbers) if earlier >= 0)
-
-
-def _own_work(timing: Timing) -> Iterator[str]:
-    if timing.own_ns:
-        yield (
-            f"While recording, the library itself worked for {duration(timing.own_ns)}, "
-            f'which the trace shows as "{OWN_WORK}".'
-        )
 
 
 def _name_steps(numbers: Sequence[int], count: int) -> str:
@@ -281,23 +263,19 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         ahead = f" The CPU {_describe_run_ahead(lengths)}." if lengths.run_ahead_ns else ""
         yield f"It is not known whether the CPU or the GPU bounds the loop: {lengths.unknown}.{ahead}"
         if lengths.synchronized_step_ns is not None:
-            yield f"Between synchronizations {_describe_length(lengths.synchronized_step_ns)}."
+            yield f"Between synchronizations a step took {duration(lengths.synchronized_step_ns)}."
 
 
 def _describe_step(lengths: StepLengths) -> str:
     """Return how long a step takes, and by which clock."""
     step_ns = lengths.step_ns or 0
     if lengths.clock == "synchronizations":
-        return f"{_describe_length(step_ns)} of wall time between synchronizations"
+        return f"a step took {duration(step_ns)} of wall time between synchronizations"
     if lengths.clock == "cpu":
-        return f"{_describe_length(step_ns)} on the CPU"
+        return f"a step took {duration(step_ns)} on the CPU"
     spans = [step.gpu_ns for step in lengths.steps if step.gpu_ns is not None]
     overlap = " (their work overlaps)" * (sum(spans) > 1.1 * step_ns * len(spans))
     return f"on the GPU a step ended every {duration(step_ns)}{overlap}"
-
-
-def _describe_length(ns: float) -> str:
-    return f"a step took {duration(ns)}"
 
 
 def _describe_run_ahead(lengths: StepLengths) -> str:

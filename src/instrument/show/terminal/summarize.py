@@ -156,7 +156,7 @@ def summarize(
 
 
 def _of_rank(read: Trace | TraceSet, rank: int | None) -> Trace:
-    known = read.ranks if isinstance(read, TraceSet) else [read.rank or 0]
-    if rank is not None and rank not in known:
-        raise ValueError(f'"rank" must be one of {", ".join(map(str, known))}: {rank!r}')
-    return read if isinstance(read, Trace) else read[known[0] if rank is None else rank]
+    ranks = read.ranks if isinstance(read, TraceSet) else [read.rank or 0]
+    if rank is not None and rank not in ranks:
+        raise ValueError(f'"rank" must be one of {", ".join(map(str, ranks))}: {rank!r}')
+    return read if isinstance(read, Trace) else read[ranks[0] if rank is None else rank]

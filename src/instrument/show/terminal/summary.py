@@ -1,24 +1,31 @@
-"""Prints the summary of a trace: its steps, regions, operators and files."""
+"""Prints the summary of a trace: its steps, regions, operators and files; `RunSummary`, that of a whole run."""
 
 from __future__ import annotations
 
+import codecs
 import io
 import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ...base.run_folder import how_to_show_snapshots
 from ...base.units import count, counted, duration, percent
 from ...read.kineto.salvage import OTHER_TYPES
 from ...read.measures.summary import OperatorStat, RegionStat, Summary
 from ...read.tables.trace import ReadLosses, UnreadDevice
 from ..text.lines import line
-from .console import Block, Table, heading, more, show
+from .console import Block, Table, heading, more, new_console, show
 from .steps import describe_steps, headline
+
+if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
+    from ...explain.diagnosis.diagnose import Diagnosis
 
 _MAX_SEPARATE_REGIONS = 8
 _NUMBER = re.compile(r"\d+")
@@ -148,8 +155,8 @@ def losses(lost: ReadLosses) -> Iterator[Block]:
         yield line(f"The file differs from what torch.profiler writes, but all of it was read: {parts}")
         return
     yield line(f"The file is damaged: {parts}")
-    known = f"{lost.events:,} ({lost.bytes:,} bytes)"
-    yield line(f"Events known to be lost: {known}; repaired: {lost.repaired:,}")
+    events = f"{lost.events:,} ({lost.bytes:,} bytes)"
+    yield line(f"Events known to be lost: {events}; repaired: {lost.repaired:,}")
 
 
 def unread(devices: Mapping[str, UnreadDevice]) -> Iterator[Block]:
@@ -173,7 +180,8 @@ def _regions(summary: Summary) -> Iterator[Block]:
         for region in ordered
     ]
     indents = [2 * len(region.path) - 2 for region in ordered]
-    if _counts(summary.no_region_ns, summary.step_ns) or summary.gpu_unattributed_ns:
+    in_no_region = summary.no_region_ns * 2000 >= summary.step_ns > 0  # the table would show more than 0.0 %
+    if in_no_region or summary.gpu_unattributed_ns:
         cpu = duration(summary.no_region_ns / max(summary.steps, 1))
         shares = _shares(summary, summary.no_region_ns, summary.gpu_unattributed_ns)
         rows.append(["(in no region)", "", *[""] * len(steps), cpu, "", *shares])
@@ -264,11 +272,6 @@ def _means(summary: Summary, row: RegionStat | OperatorStat, steps_column: list[
     return [count(row.calls / whole), *[some] * len(steps_column), *(duration(ns / whole) for ns in times_ns)]
 
 
-def _counts(part_ns: int, whole_ns: int) -> bool:
-    """Return whether the table would show more than 0.0 %."""
-    return part_ns * 2000 >= whole_ns > 0
-
-
 def _share_columns(summary: Summary) -> list[str]:
     share = "% step" if summary.steps else "% time"
     return [share, ""] if summary.gpu_total_ns is None else [share, "GPU", "% GPU"]
@@ -278,7 +281,7 @@ def _shares(summary: Summary, cpu_ns: int | None, gpu_ns: int | None) -> list[st
     """Return the share of the step, then the GPU time and its share or, without a GPU, a bar."""
     share = "" if cpu_ns is None else percent(cpu_ns, summary.step_ns)
     if summary.gpu_total_ns is None:
-        return [share, _bar(cpu_ns or 0, summary.step_ns)]
+        return [share, "#" * round(_BAR * min((cpu_ns or 0) / summary.step_ns, 1)) if summary.step_ns else ""]
     return [share, duration((gpu_ns or 0) / max(summary.steps, 1)), percent(gpu_ns or 0, summary.gpu_total_ns)]
 
 
@@ -328,5 +331,100 @@ def _sort_by_time(regions: Iterable[RegionStat]) -> Iterator[RegionStat]:
         open_.extend(children.get(region.path, []))
 
 
-def _bar(part: int, whole: int) -> str:
-    return "#" * round(_BAR * min(part / whole, 1)) if whole else ""
+_FIELDS = (
+    "steps", "step_ns", "step_numbers", "step_times_ns", "no_region_ns", "outside_ns", "gpu_total_ns",
+)  # fmt: skip
+_REGION_FIELDS = ("path", "calls", "steps", "cpu_ns", "self_ns", "gpu_ns")
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """The summary of the windows of a run.
+
+    Attributes:
+        summary: The summary.
+        windows: The number of windows.
+        phase: The phase of the program that these are windows of; empty for training steps.
+        files: The traces that it was computed from.
+        folder: The folder of the run.
+        removed_files: How many traces it was computed from that are no longer there.
+        snapshots: The memory snapshots of the run.
+        ranks: Sentences on the ranks of the job.
+        hidden: Regions that were not recorded because they are inside compiled code.
+        worst_steps: The slow steps that a black box found with the largest delays, in words.
+        diagnosis: The diagnosis of the last window; None for none.
+    """
+
+    summary: Summary
+    windows: int
+    phase: str
+    files: Sequence[Path]
+    folder: Path
+    removed_files: int
+    snapshots: Sequence[Path]
+    ranks: Sequence[str]
+    hidden: Sequence[str]
+    worst_steps: Sequence[str]
+    diagnosis: Diagnosis | None
+
+    def as_text(self, terminal: Mapping[str, Any]) -> str:
+        """Return it as text.
+
+        Args:
+            terminal: ``columns``, ``colors`` and ``encoding`` of the terminal; None for unknown ones.
+        """
+        encoding = _supported_encoding(terminal["encoding"])
+        file = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
+        console = new_console(file=file, force_terminal=terminal["colors"], width=terminal["columns"])
+        if self.phase:
+            windows = counted(self.windows, "window")
+            text = f"{self.phase}: {windows} in {self.folder}; a step is one block of this phase"
+            show(console, [line(text, "bold")])
+        print_summary(
+            self.summary,
+            files=self.files,
+            folder=self.folder,
+            removed_files=self.removed_files,
+            ranks=self.ranks,
+            hidden=self.hidden,
+            console=console,
+        )
+        if self.snapshots:
+            show(console, [line(how_to_show_snapshots(len(self.snapshots), self.folder))])
+        if self.worst_steps:
+            title = heading("The slowest steps (the first 32 are not judged)")
+            show(console, [*title, *(line(f"  {step}") for step in self.worst_steps)])
+        if self.diagnosis is not None:
+            show(console, heading("What is slow in the last window"))
+            console.print(self.diagnosis, soft_wrap=True)
+        file.flush()
+        file.seek(0)
+        return file.read()
+
+    def as_fields(self) -> dict[str, Any]:
+        """Return it as JSON values; times are sums over the steps."""
+        summary = self.summary
+        return {
+            "phase": self.phase,
+            "windows": self.windows,
+            "folder": str(self.folder),
+            "files": [str(path) for path in self.files],
+            "removed_files": self.removed_files,
+            "memory_snapshots": [str(path) for path in self.snapshots],
+            **{name: getattr(summary, name) for name in _FIELDS},
+            "regions": [
+                {name: getattr(region, name) for name in _REGION_FIELDS}
+                for region in largest_regions(summary.regions)
+            ],
+            "operators": [vars(operator) for operator in summary.operators[:MAX_OPERATORS]],
+            "ranks": list(self.ranks),
+            "hidden_regions": list(self.hidden),
+            "slowest_steps": list(self.worst_steps),
+            "diagnosis": self.diagnosis and self.diagnosis.verdict,
+        }
+
+
+def _supported_encoding(encoding: str) -> str:
+    with suppress(LookupError):
+        return codecs.lookup(encoding).name
+    return "utf-8"

@@ -1,14 +1,17 @@
-"""Prints the report on a trace with its GPUs' time, on windows of one process, or on the ranks of a job."""
+"""Prints the report on a trace with its GPUs' time, on windows, on the ranks of a job, or on measured kernels."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
+from ...base.printable import shell_line
 from ...base.units import count, counted, duration, percent
 from ...explain.diagnosis.verdict import verdict_text, with_steps_of_run
 from ...explain.metrics.metrics import Metrics
@@ -17,6 +20,7 @@ from ...read.jobs.ranks import TraceSet
 from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.measures.summary import merge, summarize
 from ...read.measures.timing import Timing
+from ...read.profilers.ncu import MeasuredKernel
 from ...read.tables.trace import MODULE_PREFIX, Trace, UnreadDevice
 from ...read.tables.work_classes import Collectives
 from ..text.lines import line
@@ -221,3 +225,51 @@ def print_trace_set(
     title = f"Rank {rank}{', ' * bool(title)}{title}"
     show(console, heading(title) if several else [line()])
     print_windows(windows or [(trace, None)], collectives, hidden=hidden, expand=expand, console=console)
+
+
+_MAX_KERNELS = 30
+_COLUMNS = ("region / kernel", "calls", "GPU", "SM %", "memory %", "occupancy %")
+_SHARES = ("sm", "memory", "occupancy")
+
+
+def measured_kernels(kernels: Sequence[MeasuredKernel], report: Path) -> Iterator[Block]:
+    """Yield a table of the regions, longest first, and the kernels in each; shares are weighted by duration.
+
+    Args:
+        kernels: the kernels.
+        report: the report of Nsight Compute that lists all of them.
+    """
+    if not kernels:
+        yield line("No kernel was measured.")
+        return
+    total = sum(kernel.duration_ns for kernel in kernels)
+    launches = counted(len(kernels), "launch", "launches")
+    yield line(f"How well kernels use the GPU: {launches}, {duration(total)} alone", "bold")
+    rows, indents = [], []
+    for region, inside in _group_kernels(kernels, lambda kernel: " > ".join(kernel.region) or "(in no region)"):
+        groups = _group_kernels(inside, lambda kernel: kernel.name)
+        rows += [_cells(region, inside), *(_cells(*group) for group in groups)]
+        indents += [0, *[2] * len(groups)]
+    yield Table(_COLUMNS, rows[:_MAX_KERNELS], indents[:_MAX_KERNELS])
+    how = f"; all kernels: {shell_line(['ncu', '--import', str(report)])}"
+    yield from more(len(rows) - _MAX_KERNELS, "more line", how)
+
+
+def _group_kernels(
+    kernels: Sequence[MeasuredKernel], key: Callable[[MeasuredKernel], str]
+) -> list[tuple[str, list[MeasuredKernel]]]:
+    groups: dict[str, list[MeasuredKernel]] = defaultdict(list)
+    for kernel in kernels:
+        groups[key(kernel)].append(kernel)
+    return sorted(groups.items(), key=lambda item: -sum(kernel.duration_ns for kernel in item[1]))
+
+
+def _cells(name: str, kernels: Sequence[MeasuredKernel]) -> list[str]:
+    whole = sum(kernel.duration_ns for kernel in kernels)
+    return [name, count(len(kernels)), duration(whole), *(_mean(kernels, share) for share in _SHARES)]
+
+
+def _mean(kernels: Sequence[MeasuredKernel], share: str) -> str:
+    pairs = [(kernel.duration_ns, getattr(kernel, share)) for kernel in kernels]
+    weight = sum(ns for ns, value in pairs if value is not None)
+    return f"{sum(ns * value for ns, value in pairs if value is not None) / weight:.1f}" if weight else "-"

@@ -40,8 +40,8 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         yield _table([f"part of the {'step' if diagnosis.has_steps else 'window'}", "time", "share"], shares)
     yield from map(_escaped, (*evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text))
     worth = diagnosis.worth()
-    for number, found in enumerate(worth, 1):
-        yield from _finding_paragraphs(number, found, diagnosis)
+    for number, finding in enumerate(worth, 1):
+        yield from _finding_paragraphs(number, finding, diagnosis)
     if not worth:
         yield _escaped(diagnosis.nothing_found)
     if diagnosis.regions:
@@ -63,16 +63,16 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], "|---|" + "--:|" * (len(columns) - 1), *lines[1:]])
 
 
-def _finding_paragraphs(number: int, found: Finding, diagnosis: Diagnosis) -> Iterator[str]:
-    yield f"### {number}. {_escaped(found.title)}"
-    place = f"; at {_escaped(str(found.where))}" if str(found.where) else ""
-    yield f"`{found.rule}`, {found.severity}, confidence {found.confidence}{place}"
-    known = [("To win", diagnosis.win_text(found))]
-    known += [(diagnosis.definition(each), value_of(each)) for each in found.evidence]
-    yield "\n".join(f"- {_escaped(about)}: {_escaped(value)}" for about, value in known)
-    if found.fix:
-        code = ["```diff", *(text for ((text, _),) in diff(found.fix, "")), "```"]
-        yield "\n".join([_escaped(found.fix.text), *(code if found.fix.after else ())])
+def _finding_paragraphs(number: int, finding: Finding, diagnosis: Diagnosis) -> Iterator[str]:
+    yield f"### {number}. {_escaped(finding.title)}"
+    place = f"; at {_escaped(str(finding.where))}" if str(finding.where) else ""
+    yield f"`{finding.rule}`, {finding.severity}, confidence {finding.confidence}{place}"
+    facts = [("To win", diagnosis.win_text(finding))]
+    facts += [(diagnosis.definition(each), value_of(each)) for each in finding.evidence]
+    yield "\n".join(f"- {_escaped(about)}: {_escaped(value)}" for about, value in facts)
+    if finding.fix:
+        code = ["```diff", *(text for ((text, _),) in diff(finding.fix, "")), "```"]
+        yield "\n".join([_escaped(finding.fix.text), *(code if finding.fix.after else ())])
 
 
 def value_of(evidence: Evidence) -> str:
@@ -124,8 +124,8 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
         yield from wrapped(text, width)
     yield line()
     worth = diagnosis.worth()
-    for number, found in enumerate(worth, 1):
-        yield from _finding(number, found, diagnosis, width)
+    for number, finding in enumerate(worth, 1):
+        yield from _finding(number, finding, diagnosis, width)
     if not worth:
         yield from (*wrapped(diagnosis.nothing_found, width), line())
     if hidden := len(diagnosis.findings) - len(worth):
@@ -161,21 +161,21 @@ def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
     return wrapped("  ".join(shown), width, kept=_INSIDE)
 
 
-def _finding(number: int, found: Finding, diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    color = _COLORS[found.severity]
-    head = wrapped(f"{number}. {found.title}", width, hanging="   ")
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis, width: int) -> Iterator[Line]:
+    color = _COLORS[finding.severity]
+    head = wrapped(f"{number}. {finding.title}", width, hanging="   ")
     yield from (((text, color if index else f"bold {color}"),) for index, ((text, _),) in enumerate(head))
-    win = diagnosis.win_text(found)
-    text = f"To win: {win}; {found.severity}, confidence {found.confidence}; rule {found.rule}"
+    win = diagnosis.win_text(finding)
+    text = f"To win: {win}; {finding.severity}, confidence {finding.confidence}; rule {finding.rule}"
     yield from wrapped(text, width, indent="   ", hanging="   ")
-    if place := str(found.where):
+    if place := str(finding.where):
         yield from wrapped(f"At: {place}", width, indent="   ", hanging="       ")
-    for each in found.evidence[:_EVIDENCE]:
+    for each in finding.evidence[:_EVIDENCE]:
         text = f"- {diagnosis.definition(each)}: {value_of(each)}"
         yield from wrapped(text, width, "dim", indent="   ", hanging="     ")
-    if found.fix:
-        yield from wrapped(f"Fix: {found.fix.text}", width, indent="   ", hanging="        ")
-        yield from diff(found.fix, "   ")
+    if finding.fix:
+        yield from wrapped(f"Fix: {finding.fix.text}", width, indent="   ", hanging="        ")
+        yield from diff(finding.fix, "   ")
     yield line()
 
 

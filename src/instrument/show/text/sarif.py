@@ -42,13 +42,13 @@ def to_sarif(reports: Sequence[SyncReport]) -> str:
     rules: dict[str, dict[str, Any]] = {}
     notifications: list[dict[str, Any]] = []
     for one in reports:
-        for found in one.findings:
-            rule = _rule(found)
+        for finding in one.findings:
+            rule = _rule(finding)
             rules.setdefault(rule["id"], rule)
-            if found.site is None and found.via is None:
-                notifications.append(_notification(f"{_message(one, found)} (thread {found.thread or '?'})"))
+            if finding.site is None and finding.via is None:
+                notifications.append(_notification(f"{_message(one, finding)} (thread {finding.thread or '?'})"))
             else:
-                results.append(_result(one, found, root) | {"ruleIndex": list(rules).index(rule["id"])})
+                results.append(_result(one, finding, root) | {"ruleIndex": list(rules).index(rule["id"])})
         notifications += [_notification(sentence) for sentence in one.coverage]
         if one.unavailable_reason:
             notifications.append(_notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
@@ -69,8 +69,8 @@ def to_sarif(reports: Sequence[SyncReport]) -> str:
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2)
 
 
-def _rule(found: SyncFinding) -> dict[str, Any]:
-    if not found.covered:
+def _rule(finding: SyncFinding) -> dict[str, Any]:
+    if not finding.covered:
         return {
             "id": "sync/not-covered",
             "shortDescription": {"text": "Not covered"},
@@ -78,14 +78,14 @@ def _rule(found: SyncFinding) -> dict[str, Any]:
             "help": {"text": " ".join(_NOT_COVERED)},
         }
     # One rule for all lines of the operation; the message has the fix for a library's line
-    fix, what = fix_of(replace(found, via=None)), f"{found.op} makes the CPU wait for the GPU"
+    fix, what = fix_of(replace(finding, via=None)), f"{finding.op} makes the CPU wait for the GPU"
     text, markdown = fix.text, fix.text
     if fix.before:
         text += f"\nBefore:\n{fix.before}\nAfter:\n{fix.after}"
         markdown += f"\n```python\n# before\n{fix.before}\n# after\n{fix.after}\n```"
-    copied = f"/{found.direction}" if found.direction else ""
+    copied = f"/{finding.direction}" if finding.direction else ""
     return {
-        "id": f"sync/{found.op}{copied}",
+        "id": f"sync/{finding.op}{copied}",
         "shortDescription": {"text": what},
         "fullDescription": {"text": f"{what}, which then has nothing to do until the CPU has launched more work."},
         "help": {"text": text, "markdown": markdown},
@@ -93,35 +93,35 @@ def _rule(found: SyncFinding) -> dict[str, Any]:
     }
 
 
-def _message(results: SyncReport, found: SyncFinding) -> str:
-    if not found.covered:
-        return f"Not covered: {found.cause}"
-    often = str(results.pattern(found))
-    region = f", in region {'/'.join(found.region)}" if found.region else ""
-    fix = f" {found.fix.text}" if found.fix else ""
-    return f"{found.op} makes the CPU wait for the GPU: {found.cause} ({often}{region}).{fix}"
+def _message(results: SyncReport, finding: SyncFinding) -> str:
+    if not finding.covered:
+        return f"Not covered: {finding.cause}"
+    often = str(results.pattern(finding))
+    region = f", in region {'/'.join(finding.region)}" if finding.region else ""
+    fix = f" {finding.fix.text}" if finding.fix else ""
+    return f"{finding.op} makes the CPU wait for the GPU: {finding.cause} ({often}{region}).{fix}"
 
 
-def _result(results: SyncReport, found: SyncFinding, root: Path) -> dict[str, Any]:
-    site = found.site or found.via
+def _result(results: SyncReport, finding: SyncFinding, root: Path) -> dict[str, Any]:
+    site = finding.site or finding.via
     assert site is not None
     result: dict[str, Any] = {
-        "ruleId": _rule(found)["id"],
-        "level": _LEVELS[results.severity(found)],
-        "message": {"text": _message(results, found)},
+        "ruleId": _rule(finding)["id"],
+        "level": _LEVELS[results.severity(finding)],
+        "message": {"text": _message(results, finding)},
         "locations": [_location(site, root)],
-        "partialFingerprints": {"instrumentSync/v1": found.fingerprint},
-        "occurrenceCount": max(found.count, 1),
+        "partialFingerprints": {"instrumentSync/v1": finding.fingerprint},
+        "occurrenceCount": max(finding.count, 1),
     }
-    if found.site and found.via:
-        via = _location(found.via, root) | {
+    if finding.site and finding.via:
+        via = _location(finding.via, root) | {
             "id": 1,
             "message": {"text": "the line of the library that synchronizes"},
         }
         result["relatedLocations"] = [via]
-    if found.allowed is not None:
-        kind = "external" if found.fingerprint in results.listed else "inSource"
-        result["suppressions"] = [{"kind": kind, "justification": found.allowed}]
+    if finding.allowed is not None:
+        kind = "external" if finding.fingerprint in results.listed else "inSource"
+        result["suppressions"] = [{"kind": kind, "justification": finding.allowed}]
     return result
 
 

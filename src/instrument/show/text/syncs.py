@@ -28,60 +28,60 @@ def headline(results: SyncReport) -> str:
     syncs = results.syncs
     if not syncs and results.unavailable_reason:
         return f"Nothing could be checked ({how}): {printable(results.unavailable_reason)}"
-    if not syncs and any(found.forbidden and not found.cause.startswith(CHOSEN) for found in results.not_covered):
+    if not syncs and any(each.forbidden and not each.cause.startswith(CHOSEN) for each in results.not_covered):
         return f"The program would not run on a GPU ({how})"
     if not syncs:
         return f"No line makes the CPU wait for the GPU ({how})"
     usual, most = results.typical(*syncs), results.max_in_step(*syncs)
     where = _STEP_PHRASES.get(results.steps, " in most steps")
-    found = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
-    found += f", up to {count(most)} in others" if most != usual else ""
+    often = f"{count(usual) if usual else 'no'} synchronization{'s' * (usual != 1)}{where}"
+    often += f", up to {count(most)} in others" if most != usual else ""
     lines = f"{len(syncs)} lines make" if len(syncs) > 1 else "1 line makes"
-    return f"{lines} the CPU wait for the GPU: {found} ({how})"
+    return f"{lines} the CPU wait for the GPU: {often} ({how})"
 
 
-def call_text(found: SyncFinding) -> str:
+def call_text(finding: SyncFinding) -> str:
     """Return the operation, why it synchronizes, and what it copies."""
-    size = f", {count(found.bytes)} bytes{' in all' * (found.count > 1)}" if found.bytes is not None else ""
-    copied = f" ({found.direction}{size})" if found.direction else ""
-    return f"{found.op}: {found.cause}{copied}{', inside no_syncs' * found.forbidden}"
+    size = f", {count(finding.bytes)} bytes{' in all' * (finding.count > 1)}" if finding.bytes is not None else ""
+    copied = f" ({finding.direction}{size})" if finding.direction else ""
+    return f"{finding.op}: {finding.cause}{copied}{', inside no_syncs' * finding.forbidden}"
 
 
-def cost_text(results: SyncReport, found: SyncFinding) -> str:
+def cost_text(results: SyncReport, finding: SyncFinding) -> str:
     """Return how often the finding synchronizes, and how long that took."""
-    return f"{results.pattern(found)}{_blocked(results, found)}"
+    return f"{results.pattern(finding)}{_blocked(results, finding)}"
 
 
-def context_text(found: SyncFinding) -> str:
+def context_text(finding: SyncFinding) -> str:
     """Return the region, the line of a library, the backward node and the thread; empty if none is known."""
-    about = [f"region {'/'.join(found.region)}"] if found.region else []
-    if found.via and found.site:
-        more = len(found.vias) - 1
+    about = [f"region {'/'.join(finding.region)}"] if finding.region else []
+    if finding.via and finding.site:
+        more = len(finding.vias) - 1
         others = f", and {count(more)} more line{'s' * (more > 1)} (vias in the JSON)" if more else ""
-        line = f":{found.via.line}" if found.via.line else ""
-        about.append(f"via {portable(found.via.file)}{line} in {found.via.function}{others}")
-    about += [f"backward of {found.backward}"] if found.backward else []
-    about += [_thread(found)] if found.thread not in ("", "MainThread") else []
+        line = f":{finding.via.line}" if finding.via.line else ""
+        about.append(f"via {portable(finding.via.file)}{line} in {finding.via.function}{others}")
+    about += [f"backward of {finding.backward}"] if finding.backward else []
+    about += [_thread(finding)] if finding.thread not in ("", "MainThread") else []
     return ", ".join(about)
 
 
-def place_text(found: SyncFinding) -> str:
+def place_text(finding: SyncFinding) -> str:
     """Return the line of the program, or of a library, or the thread."""
-    if found.site is not None:
-        return f"{found.site} in {found.site.function}"
-    if found.via is not None:
-        return f"{found.via} in {found.via.function}, not called by your code"
-    return f"no line of Python, {_thread(found)}"
+    if finding.site is not None:
+        return f"{finding.site} in {finding.site.function}"
+    if finding.via is not None:
+        return f"{finding.via} in {finding.via.function}, not called by your code"
+    return f"no line of Python, {_thread(finding)}"
 
 
-def _thread(found: SyncFinding) -> str:
-    name = found.thread or "?"
+def _thread(finding: SyncFinding) -> str:
+    name = finding.thread or "?"
     return name if name.startswith("thread ") else f"thread {name}"  # the name that some profilers write
 
 
-def one_line(results: SyncReport, found: SyncFinding) -> str:
+def one_line(results: SyncReport, finding: SyncFinding) -> str:
     """Return the finding in one line: place, operation and how often."""
-    return f"{place_text(found)}: {found.op}, {results.pattern(found)}"
+    return f"{place_text(finding)}: {finding.op}, {results.pattern(finding)}"
 
 
 def ended_text(results: SyncReport) -> str:
@@ -97,22 +97,23 @@ def dropped_text(results: SyncReport) -> str:
 def inside_and_outside(results: SyncReport) -> tuple[list[SyncFinding], list[SyncFinding]]:
     """Return the synchronizations, and apart those outside the steps only that are not forbidden there."""
     groups: tuple[list[SyncFinding], list[SyncFinding]] = ([], [])
-    for found in results.syncs:
-        outside = results.steps and not results.pattern(found).counts and not found.forbidden
-        groups[bool(outside)].append(found)
+    for finding in results.syncs:
+        outside = results.steps and not results.pattern(finding).counts and not finding.forbidden
+        groups[bool(outside)].append(finding)
     return groups
 
 
-def _blocked(results: SyncReport, found: SyncFinding) -> str:
+def _blocked(results: SyncReport, finding: SyncFinding) -> str:
     if results.source == "dry run":
         return ""
-    if found.blocked_ns is None:
-        return f"; how long is unknown: {results.why_untimed(found)}"
-    each = f" in all, {duration(found.blocked_ns / found.timed)} each time" if found.timed > 1 else ""
-    timed = f" ({count(found.timed)} of {count(found.count)} calls are timed)" if found.timed < found.count else ""
-    idle = f", which left the GPU without work for {duration(found.idle_ns)}" if found.idle_ns else ""
-    little = "; less than 0.1 % of the time" if results.negligible(found) else ""
-    return f"; the CPU waited {duration(found.blocked_ns)}{each}{timed}{idle}{little}"
+    if finding.blocked_ns is None:
+        return f"; how long is unknown: {results.why_untimed(finding)}"
+    each = f" in all, {duration(finding.blocked_ns / finding.timed)} each time" if finding.timed > 1 else ""
+    timed, calls = finding.timed, finding.count
+    some = f" ({count(timed)} of {count(calls)} calls are timed)" if timed < calls else ""
+    idle = f", which left the GPU without work for {duration(finding.idle_ns)}" if finding.idle_ns else ""
+    little = "; less than 0.1 % of the time" if results.negligible(finding) else ""
+    return f"; the CPU waited {duration(finding.blocked_ns)}{each}{some}{idle}{little}"
 
 
 def source_lines(site: Site, around: int) -> dict[int, str]:
@@ -147,34 +148,34 @@ def lines(results: SyncReport, width: int) -> Iterator[Line]:
     if results.ended is not None:
         yield from wrapped(ended_text(results), width, indent=_INDENT, hanging=_INDENT)
     syncs, outside = inside_and_outside(results)
-    for found in syncs[:_MAX_BLOCKS]:
+    for finding in syncs[:_MAX_BLOCKS]:
         yield line()
-        yield from _block(results, found, width)
-    yield from _list("More", [one_line(results, found) for found in syncs[_MAX_BLOCKS:]], width)
-    listed = [f"{place_text(found)}: {found.op}, {times(found.count)}" for found in outside]
+        yield from _block(results, finding, width)
+    yield from _list("More", [one_line(results, finding) for finding in syncs[_MAX_BLOCKS:]], width)
+    listed = [f"{place_text(finding)}: {finding.op}, {times(finding.count)}" for finding in outside]
     yield from _list(_OUTSIDE, listed, width)
     if results.dropped:
         yield from wrapped(dropped_text(results), width, indent=_INDENT, hanging=_INDENT)
-    allowed = [f"{one_line(results, found)}: {found.allowed}" for found in results.allowed]
+    allowed = [f"{one_line(results, finding)}: {finding.allowed}" for finding in results.allowed]
     yield from _list("Allowed", allowed, width)
     not_covered = [
-        f"{place_text(found)}: {found.cause} ({results.pattern(found)})" for found in results.not_covered
+        f"{place_text(finding)}: {finding.cause} ({results.pattern(finding)})" for finding in results.not_covered
     ]
     yield from _list("Not covered", not_covered, width)
     yield from _list("Coverage", results.coverage, width)
 
 
-def _block(results: SyncReport, found: SyncFinding, width: int) -> Iterator[Line]:
-    severity = results.severity(found)
-    yield (*line(f"{severity:<8}", _COLORS[severity]), *line(place_text(found), "bold"))
-    for text in (call_text(found), cost_text(results, found), context_text(found)):
+def _block(results: SyncReport, finding: SyncFinding, width: int) -> Iterator[Line]:
+    severity = results.severity(finding)
+    yield (*line(f"{severity:<8}", _COLORS[severity]), *line(place_text(finding), "bold"))
+    for text in (call_text(finding), cost_text(results, finding), context_text(finding)):
         yield from wrapped(text, width, indent=_INDENT, hanging=_INDENT)
-    site = found.site or found.via
+    site = finding.site or finding.via
     if site is not None:
         yield from _excerpt(site, width)
-    if found.fix is not None:
-        yield from wrapped(f"Fix: {found.fix.text}", width, indent=_INDENT, hanging=_INDENT)
-        yield from diff(found.fix, f"{_INDENT}  ")
+    if finding.fix is not None:
+        yield from wrapped(f"Fix: {finding.fix.text}", width, indent=_INDENT, hanging=_INDENT)
+        yield from diff(finding.fix, f"{_INDENT}  ")
 
 
 def _excerpt(site: Site, width: int) -> Iterator[Line]:

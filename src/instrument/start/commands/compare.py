@@ -39,7 +39,7 @@ def compare_command(
     """
     from ...explain.comparison.comparison import compare
     from ...read.tables.work_classes import compile_collectives
-    from ...show.terminal.comparison import comparison_report
+    from ...show.terminal.changes import comparison_report
     from ...show.terminal.console import new_console, show
 
     with cli.errors_reported():

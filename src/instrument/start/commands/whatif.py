@@ -45,8 +45,8 @@ def whatif_command(
     from ...read.kineto.insert_events import check_copy
     from ...read.measures.region_steps import with_steps
     from ...read.tables.work_classes import compile_collectives
+    from ...show.terminal.changes import what_if_report
     from ...show.terminal.console import new_console, show
-    from ...show.terminal.what_if import what_if_report
 
     with cli.errors_reported():
         pattern = compile_collectives(collectives)

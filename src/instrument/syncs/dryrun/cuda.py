@@ -22,10 +22,9 @@ import torch
 from ...base.imports import loaded_modules
 from ...base.patch import Patch, apply, undo
 from . import libraries
-from .devices import DefaultGenerator, Devices, Generator, Properties
-from .memory import Memory, Pool
+from .devices import DefaultGenerator, Event, Generator, Gpus, Graph, Properties, Stream, make_graphed_callables
+from .patches import Replacement, calling
 from .state import RunState
-from .streams import Event, Graph, Stream, Streams, make_graphed_callables
 
 _CachedFunction = type(functools.lru_cache(lambda: None))
 _PREDICATES = ("is_", "_is_", "has_", "_has_", "can_", "supports_")
@@ -45,18 +44,18 @@ def _clear_availability_caches() -> None:
     for module, _, names in loaded_modules():
         namespace, size, predicates = _searched.get(module, (0, 0, []))
         if (namespace, size) != (id(names), len(names)):
-            predicates = [name for name, found in list(names.items()) if _queries_gpu(found)]
+            predicates = [name for name, held in list(names.items()) if _queries_gpu(held)]
             _searched[module] = id(names), len(names), predicates
         for name in predicates:
-            found: Any = names.get(name)
-            if _queries_gpu(found):  # else it was replaced
-                found.cache_clear()
+            function: Any = names.get(name)
+            if _queries_gpu(function):  # else it was replaced
+                function.cache_clear()
 
 
-def _queries_gpu(found: Any) -> bool:
-    if type(found) is not _CachedFunction:
+def _queries_gpu(value: Any) -> bool:
+    if type(value) is not _CachedFunction:
         return False
-    code = getattr(getattr(found, "__wrapped__", None), "__code__", None)
+    code = getattr(getattr(value, "__wrapped__", None), "__code__", None)
     if code is None or not code.co_name.startswith(_PREDICATES):
         return False
     used = (code.co_name, *code.co_names)
@@ -71,6 +70,8 @@ DTYPES = {
 
 
 class _Type(type):
+    """A class such as `torch.cuda.FloatTensor`, a call of which makes a tensor on the GPU."""
+
     dtype: Any
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
@@ -84,14 +85,6 @@ class _Type(type):
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.is_cuda and instance.dtype == cls.dtype
-
-
-def _legacy_types() -> dict[str, Any]:
-    """Return the types by name; a call of a type makes a tensor on the GPU."""
-    return {
-        name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
-        for name, dtype in DTYPES.items()
-    }
 
 
 PAGE = "docs/dry-run.md"
@@ -155,8 +148,8 @@ def _unsupported_driver(log: RunState) -> dict[str, Any]:
     """Return replacements of all functions of ``torch._C`` that call the driver, for those without another one."""
     return {
         name: _unsupported(log, f"torch._C.{name}")
-        for name, found in vars(torch._C).items()
-        if name.startswith(_DRIVER_PREFIXES) and isinstance(found, BuiltinFunctionType)
+        for name, held in vars(torch._C).items()
+        if name.startswith(_DRIVER_PREFIXES) and isinstance(held, BuiltinFunctionType)
     }
 
 
@@ -179,8 +172,6 @@ def _unsupported_public(log: RunState) -> dict[Any, dict[str, Any]]:
 
 
 CUDA_VERSION = "12.8"
-_MakeReplacement = Callable[[Any], Any]
-_Replacement = tuple[Any, str, _MakeReplacement]
 # These modules imported functions of ``torch._C`` by name
 _IMPORTING_MODULES = (
     "torch.cuda", "torch.cuda.graphs", "torch.cuda.memory", "torch._dynamo.device_interface",
@@ -197,11 +188,8 @@ class PretendedCuda:
     """
 
     def __init__(self, log: RunState, devices: int = 1) -> None:
-        self._log = log
-        self._devices = Devices(devices)
-        self._streams = Streams(log, self._devices)
-        self._memory = Memory(self._streams)
-        self._cudart = libraries.Cudart(self._memory)
+        self._gpus = Gpus(log, devices)
+        self._cudart = libraries.Cudart()
         self._generators = tuple(DefaultGenerator(index) for index in range(devices))
         self._patches: list[Patch] = []
 
@@ -226,71 +214,72 @@ class PretendedCuda:
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of names of ``torch._C``."""
         return {
-            **self._devices.replacements(), **self._streams.replacements(), **self._memory.replacements(),
-            **libraries.replacements(), **_unsupported_private(self._log),
+            **self._gpus.replacements(), **libraries.memory_replacements(self._gpus.log, self._gpus.count),
+            **libraries.replacements(), **_unsupported_private(self._gpus.log),
             "_has_cuda": True, "_cudart": self._cudart,
             "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip
 
-    def _changes(self) -> Iterator[_Replacement]:
-        replacements = _unsupported_driver(self._log) | self.replacements()
-        for name, answer in replacements.items():
-            yield torch._C, name, _constant(answer)
+    def _changes(self) -> Iterator[Replacement]:
+        replacements = _unsupported_driver(self._gpus.log) | self.replacements()
+        yield from _constants(torch._C, replacements)
         for taker in (sys.modules[name] for name in _IMPORTING_MODULES if name in sys.modules):
-            yield from (
-                (taker, name, _constant(replacements[name])) for name in replacements if name in vars(taker)
-            )
-        for replaced in (libraries.public_functions(), _unsupported_public(self._log)):
-            for owner, functions in replaced.items():
-                yield from (
-                    (owner, name, _constant(made))
-                    for name, made in functions.items()
-                    if owner is not None and hasattr(owner, name)
-                )
+            used = [name for name in replacements if name in vars(taker)]
+            yield from _constants(taker, {name: replacements[name] for name in used})
+        for replaced in (libraries.public_functions(), _unsupported_public(self._gpus.log)):
+            for owner, made in replaced.items():
+                names = [name for name in made if owner is not None and hasattr(owner, name)]
+                yield from _constants(owner, {name: made[name] for name in names})
         yield from self._state()
         yield from self._classes()
 
-    def _state(self) -> Iterator[_Replacement]:
+    def _state(self) -> Iterator[Replacement]:
         """Replace the state that `torch.cuda` and similar modules keep in variables."""
-        count = self._devices.count
+        count = self._gpus.count
         values = {
             "_initialized": True, "_cached_device_count": count, "_cudart": self._cudart,
-            "_exchange_device": self._devices.exchange, "_maybe_exchange_device": self._devices.exchange,
+            "_exchange_device": self._gpus.exchange, "_maybe_exchange_device": self._gpus.exchange,
             "_CudaDeviceProperties": Properties, "_get_device_properties": Properties,
             "default_generators": self._generators,
-            **_legacy_types(),
+            **{
+                name: _Type(name, (), {"dtype": dtype, "is_cuda": True, "__module__": "torch.cuda"})
+                for name, dtype in DTYPES.items()
+            },
         }  # fmt: skip
-        for name, value in values.items():
-            yield torch.cuda, name, _constant(value)
+        yield from _constants(torch.cuda, values)
         if not hasattr(torch._C, "_nvtx"):
             yield torch.cuda.nvtx, "_nvtx", _constant(libraries.Nvtx())
         if torch.version.cuda is None:
             yield torch.version, "cuda", _constant(CUDA_VERSION)
         if hasattr(torch.accelerator, "get_device_capability"):
-            yield torch.accelerator, "get_device_capability", _constant(self._devices.capability)
-        graphed = make_graphed_callables(self._log)
+            yield torch.accelerator, "get_device_capability", _constant(self._gpus.capability)
+        graphed = make_graphed_callables(self._gpus.log)
         yield torch.cuda, "make_graphed_callables", _constant(graphed)
         yield torch.cuda.graphs, "make_graphed_callables", _constant(graphed)
 
-    def _classes(self) -> Iterator[_Replacement]:
+    def _classes(self) -> Iterator[Replacement]:
         """Make the classes of `torch.cuda`, and their counterparts in ``torch``, return pretended objects."""
-        cuda, streams = torch.cuda, self._streams
-        yield cuda.Stream, "__new__", _static(streams.new)
-        yield cuda.Event, "__new__", _static(streams.event)
-        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: streams.event(cuda.Event))
-        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(streams, kind))
-        yield cuda.MemPool, "__new__", _static(lambda kind, allocator=None, *_, **__: Pool(kind, allocator))
+        cuda, gpus = torch.cuda, self._gpus
+        yield cuda.Stream, "__new__", _static(gpus.stream)
+        yield cuda.Event, "__new__", _static(gpus.event)
+        yield cuda.Event, "from_ipc_handle", _static(lambda device, handle: gpus.event(cuda.Event))
+        yield cuda.CUDAGraph, "__new__", _static(lambda kind, *_, **__: Graph(gpus, kind))
+        yield (
+            cuda.MemPool,
+            "__new__",
+            _static(lambda kind, allocator=None, *_, **__: libraries.Pool(kind, allocator)),
+        )
         if hasattr(cuda.memory, "MemPoolContext"):  # torch 2.6
             yield cuda.memory.MemPoolContext, "__new__", _static(lambda kind, pool: pool)
         if hasattr(torch.accelerator, "Graph"):
-            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(streams, kind, pool))
+            made = _static(lambda kind, keep_graph=False, *, pool=None, **_: Graph(gpus, kind, pool))
             yield torch.accelerator.Graph, "__new__", made
-        capturing = Stream(streams, cuda.Stream, 1, 0)
+        capturing = Stream(gpus, cuda.Stream, 1, 0)
         yield cuda.graph, "default_capture_stream", _constant(capturing)
-        yield torch.Tensor, "record_stream", _record_stream
-        yield torch, "Stream", lambda real: self._pretended_class(real, streams.generic, Stream)
-        yield torch, "Event", lambda real: self._pretended_class(real, streams.generic_event, Event)
-        yield torch, "Generator", lambda real: self._pretended_class(real, _generator(self._devices), Generator)
+        yield torch.Tensor, "record_stream", calling(_record_stream)
+        yield torch, "Stream", lambda real: self._pretended_class(real, gpus.generic_stream, Stream)
+        yield torch, "Event", lambda real: self._pretended_class(real, gpus.generic_event, Event)
+        yield torch, "Generator", lambda real: self._pretended_class(real, gpus.generator, Generator)
 
     def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
         """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""
@@ -318,23 +307,17 @@ class PretendedCuda:
         return pretended
 
 
-def _constant(value: Any) -> _MakeReplacement:
+def _constants(owner: Any, values: dict[str, Any]) -> Iterator[Replacement]:
+    return ((owner, name, _constant(value)) for name, value in values.items())
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda _: value
 
 
-def _static(function: Callable[..., Any]) -> _MakeReplacement:
+def _record_stream(original: Callable[..., Any], tensor: Any, stream: Any) -> Any:
+    return None if type(stream) is Stream else original(tensor, stream)
+
+
+def _static(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return lambda _: staticmethod(function)
-
-
-def _record_stream(real: Callable[..., Any]) -> Callable[..., Any]:
-    def record_stream(tensor: Any, stream: Any) -> Any:
-        return None if type(stream) is Stream else real(tensor, stream)
-
-    return record_stream
-
-
-def _generator(devices: Devices) -> Callable[..., Generator | None]:
-    def generator(device: Any = "cpu") -> Generator | None:
-        return Generator(devices.index(device)) if devices.is_gpu(device) else None
-
-    return generator

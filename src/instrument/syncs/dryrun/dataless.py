@@ -3,6 +3,9 @@
 Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, and a
 tensor filled with a number reads as that number. Checks for NaN and infinity find none, an unknown floating-point
 number equals no other, unknown integers are 1, and a check that would raise passes. Other data is random.
+
+A tensor without data has a storage without data. If its numbers are known, a second storage with data is attached
+to that storage, so that views share it. Operators run on both.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import ast
 import dis
 import linecache
+import operator
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from itertools import count
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import torch
+from torch._prims_common import dtype_to_type
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,16 +34,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ...explain.waits import sites
-from .known_data import (
-    LEAVE_DATA_UNCHANGED,
-    is_meta,
-    kind_of,
-    known_data_of,
-    known_of,
-    note,
-    notes_of,
-    run_on_known_data,
-)
 from .state import tensors
 
 _READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
@@ -46,21 +41,13 @@ _EQUALITY = (ast.Is, ast.IsNot, ast.Eq, ast.NotEq)
 _NO_TENSOR = (ast.Is, ast.IsNot, ast.In, ast.NotIn)  # comparisons whose result is a bool
 
 
-def passing_value(frame: FrameType | None) -> bool | None:
-    """Return the truth value of the expression that ``frame`` evaluates with which the check around it passes.
+@lru_cache(maxsize=1024)
+def _passing_value(code: CodeType, instruction: int, line: int) -> bool | None:
+    """Return the truth value of the expression that ``code`` evaluates with which the check around it passes.
 
     A check is an ``assert``, or an ``if`` whose body raises. Return None without a check around the expression, or
     if another part of the condition decides.
-
-    Args:
-        frame: the frame of the call that reads a value, or of anything that it calls.
     """
-    here = sites.locate(frame).frame
-    return None if here is None else _passing_value(here.f_code, here.f_lasti, here.f_lineno or 0)
-
-
-@lru_cache(maxsize=1024)
-def _passing_value(code: CodeType, instruction: int, line: int) -> bool | None:
     for check, wanted in _checks(code.co_filename):
         last = check.test.end_lineno or line
         if check.lineno <= line <= last:
@@ -75,25 +62,20 @@ def _checks(file: str) -> tuple[tuple[ast.If | ast.Assert, bool], ...]:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError, RecursionError):
         return ()
-    found: list[tuple[ast.If | ast.Assert, bool]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            found.append((node, True))
-        elif isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise):
-            found.append((node, False))
-    return tuple(found)
+    nodes = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert) or (isinstance(node, ast.If) and isinstance(node.body[-1], ast.Raise))
+    ]
+    return tuple((node, isinstance(node, ast.Assert)) for node in nodes)
 
 
 def _is_read(node: ast.expr) -> bool:
     """Return whether the truth of ``node`` itself is read, and not a part of it, as in ``x.item() > 3``."""
-    if _name_of_call(node) in _READS:
-        return True
-    for part in ast.walk(node):
-        if _name_of_call(part) in _READS or (
-            isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR)
-        ):
-            return False
-    return True
+    return _name_of_call(node) in _READS or not any(
+        _name_of_call(part) in _READS or (isinstance(part, ast.Compare) and isinstance(part.ops[0], _NO_TENSOR))
+        for part in ast.walk(node)
+    )
 
 
 def _name_of_call(node: ast.AST) -> str | None:
@@ -156,10 +138,11 @@ def _modes_off() -> Iterator[None]:
         yield
 
 
-def _answer_of_check(found: bool) -> bool:
-    """Return the answer that lets a check around the caller pass, or ``found`` without such a check."""
-    wanted = passing_value(sys._getframe(1))
-    return found if wanted is None else wanted
+def _answer_of_check(answer: bool) -> bool:
+    """Return the answer that lets a check around the caller pass, or ``answer`` without such a check."""
+    here = sites.locate(sys._getframe(1)).frame
+    wanted = None if here is None else _passing_value(here.f_code, here.f_lasti, here.f_lineno or 0)
+    return answer if wanted is None else wanted
 
 
 class DatalessMode:
@@ -188,7 +171,7 @@ class DatalessMode:
         return out
 
     def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        known = known_of(name, args)
+        value = known_of(name, args)
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
@@ -196,9 +179,9 @@ class DatalessMode:
             out = _answer_of_check(out) if isinstance(out, bool) else out
         if func._schema.is_mutable and name not in LEAVE_DATA_UNCHANGED:
             for tensor in tensors(list(args[:1])):
-                note(tensor, known)
-        elif known is not None and isinstance(out, torch.Tensor):
-            note(out, known)
+                note(tensor, value)
+        elif value is not None and isinstance(out, torch.Tensor):
+            note(out, value)
         return out
 
     def run_or_use_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,16 +195,12 @@ class DatalessMode:
 
     def _value(self, tensor: torch.Tensor) -> Any:
         value = None if is_meta(tensor) else notes_of(tensor).get("value")
-        known = self.known_data(tensor)
-        if known is None and value is not None:
-            return kind_of(tensor)(value)
-        found = self.run_with_data(torch.Tensor.item, tensor)
-        return _answer_of_check(found) if known is None and isinstance(found, bool) else found
-
-    def known_data(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return a tensor with the data of ``tensor``; None if the data is unknown."""
         with _modes_off():
-            return known_data_of(tensor)
+            is_known = known_data_of(tensor) is not None
+        if not is_known and value is not None:
+            return dtype_to_type(tensor.dtype)(value)
+        item = self.run_with_data(torch.Tensor.item, tensor)
+        return _answer_of_check(item) if not is_known and isinstance(item, bool) else item
 
     def run_with_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the result of ``func`` for tensors with data."""
@@ -235,9 +214,9 @@ class DatalessMode:
             return tensor
         if is_meta(tensor):
             return torch.empty_strided(tuple(tensor.size()), tensor.stride(), dtype=tensor.dtype, device="meta")
-        known = known_data_of(tensor)
-        if known is not None:
-            return known.clone()
+        data = known_data_of(tensor)
+        if data is not None:
+            return data.clone()
         notes = notes_of(tensor)
         if "value" in notes:
             return torch.full(tuple(tensor.shape), notes["value"], dtype=tensor.dtype)
@@ -260,10 +239,6 @@ class DatalessMode:
             return torch.device(device.type)
         with _disable_current_modes():
             return torch.empty(0, device=device).device
-
-    def set_known_value(self, tensor: Any, value: Any) -> None:
-        """Make all elements of ``tensor`` read as ``value``."""
-        note(tensor, value)
 
     def deepcopy(self, tensor: Any, memo: dict[int, Any]) -> Any:
         """Copy ``tensor`` for `copy.deepcopy`; torch's own method copies memory that the tensor lacks."""
@@ -288,3 +263,160 @@ class DatalessMode:
             if is_meta(tensor):
                 return self._with_data(tensor)
             return torch.zeros((), dtype=tensor.dtype).expand(tuple(tensor.shape))
+
+
+_FILLS = {"full": 1, "fill_": 1, "zeros": 0.0, "zero_": 0.0, "ones": 1.0, "scalar_tensor": 0, "zeros_like": 0.0}
+_NEVER_TRUE = ("isnan", "isinf", "isposinf", "isneginf")
+_LOGICAL = ("logical_or", "bitwise_or", "logical_and", "bitwise_and")
+_COMPARISONS = {name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+_KEEP_VALUE = (
+    "_is_any_true", "any", "all", "_is_all_true", "view", "detach", "clone", "_to_copy", "expand", "alias",
+    "squeeze", "unsqueeze", "select", "slice", "reshape", "max", "min", "amax", "amin", "mean",
+)  # fmt: skip
+# The former finds no infinity
+LEAVE_DATA_UNCHANGED = ("_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_")
+
+
+def known_of(name: str, args: Sequence[Any]) -> Any:
+    """Return the value that all elements of the result have, if it follows without the data; else None."""
+    if name in _FILLS:
+        place = _FILLS[name]
+        value = args[place] if isinstance(place, int) else place
+        return notes_of(value).get("value") if isinstance(value, torch.Tensor) else value
+    if name in _NEVER_TRUE:
+        return False
+    if name in _COMPARISONS and "value" not in notes_of(args[0]):
+        return _comparison_result(name, args[0], args[1])
+    if not args:
+        return None
+    if isinstance(args[0], (list, tuple)):  # concatenated tensors with one value
+        values = [notes_of(tensor).get("value") for tensor in tensors(list(args[0]))]
+        return values[0] if name in ("stack", "cat") and len({*values}) == 1 else None
+    value = notes_of(args[0]).get("value") if isinstance(args[0], torch.Tensor) else None
+    if name in _LOGICAL and isinstance(args[1], torch.Tensor):
+        both = (value, notes_of(args[1]).get("value"))
+        decides = name in ("logical_or", "bitwise_or")  # True or anything is True
+        return decides if decides in both else None if None in both else not decides
+    if value is None:
+        return None
+    if name in ("logical_not", "bitwise_not"):
+        return not value
+    if name in ("sum", "count_nonzero"):
+        return value * args[0].numel() if len(args) == 1 or not value else None
+    return value if name in _KEEP_VALUE else None
+
+
+def _comparison_result(name: str, tensor: torch.Tensor, other: Any) -> bool | None:
+    """Return the result of a comparison of unknown numbers: floating-point ones equal none, integers are 1."""
+    if other is tensor:
+        return name in ("eq", "le", "ge")
+    if tensor.is_floating_point():
+        return {"eq": False, "ne": True}.get(name)
+    whole = tensor.dtype is not torch.bool and not tensor.is_complex() and isinstance(other, (int, float))
+    return bool(_COMPARISONS[name](1, other)) if whole else None
+
+
+def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the notes on the data of ``tensor``: "value" of all its elements, "seed" of random ones."""
+    try:
+        storage: Any = tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return {}
+    notes: dict[str, Any] | None = getattr(storage, "_instrument_data", None)
+    if notes is None:
+        notes = storage._instrument_data = {}
+    return notes
+
+
+def note(tensor: torch.Tensor, value: Any) -> None:
+    """Have all elements of ``tensor`` read as ``value``; None if the data is unknown."""
+    notes = notes_of(tensor)
+    notes.clear()
+    if value is not None:
+        notes["value"] = value
+
+
+MAX_ELEMENTS = 2**14  # elements of a result; a mask of 128 x 128
+_KEY = "_instrument_shadow"
+
+
+def is_meta(tensor: Any) -> bool:
+    """Return whether the program put ``tensor``, which has no data in any case, on the meta device."""
+    return isinstance(tensor, FakeTensor) and tensor.fake_device.type == "meta"
+
+
+def known_data_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return a tensor with the data of ``tensor``; None if the data is unknown."""
+    if not isinstance(tensor, FakeTensor):
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        return tensor.detach() if plain else None
+    try:
+        held = getattr(tensor.untyped_storage(), _KEY, None)
+        if held is None:
+            return None
+        size, stride = tuple(map(int, tensor.size())), tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(held, tensor.storage_offset(), size, stride)
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage; sizes may depend on data
+        return None
+
+
+def run_on_known_data(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    """Run the operator ``func`` on the data, after it ran without data; call this with all modes off.
+
+    Args:
+        func: the operator.
+        args: its arguments.
+        kwargs: its arguments by keyword.
+        out: its result.
+    """
+    given, made = list(tensors([*args, kwargs])), list(tensors(out))
+    real = _results_with_data(func, args, kwargs, given, made)
+    if real is None:
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in tensors(value):
+                    _drop_data(tensor)
+        return
+    storages = {id(tensor.untyped_storage()) for tensor in given if isinstance(tensor, FakeTensor)}
+    for fake, data in zip(made, real, strict=True):
+        if not isinstance(fake, FakeTensor) or fake.layout is not torch.strided:  # only this layout has a storage
+            continue
+        if id(fake.untyped_storage()) not in storages:
+            _attach_data(fake, data)
+
+
+def _drop_data(tensor: torch.Tensor) -> None:
+    """Drop the data of ``tensor``, and of all tensors that share its storage."""
+    if isinstance(tensor, FakeTensor):
+        with suppress(NotImplementedError, RuntimeError):
+            tensor.untyped_storage().__dict__.pop(_KEY, None)
+
+
+def _results_with_data(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
+) -> list[torch.Tensor] | None:
+    """Return the results with data; None if a number is unknown, or a result has too many elements."""
+    if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+        return None
+    mutable = func._schema.is_mutable
+    if mutable and not all(isinstance(tensor, FakeTensor) for tensor in given):
+        return None
+    try:
+        if sum(int(tensor.numel()) for tensor in (*made, *given)) > MAX_ELEMENTS * (len(given) + 1):
+            return None
+        shadows = {id(tensor): known_data_of(tensor) for tensor in given}
+        if any(shadow is None or shadow.numel() > MAX_ELEMENTS for shadow in shadows.values()):
+            return None
+        shown = tree_map_only(torch.Tensor, lambda tensor: shadows[id(tensor)], (tuple(args), kwargs))
+        real = list(tensors(func(*shown[0], **shown[1])))
+    except Exception:  # an operator may fail in any way: its values are then unknown
+        return None
+    alike = [each.shape for each in real] == [each.shape for each in made]
+    return real if alike and all(each.device.type == "cpu" for each in real) else None
+
+
+def _attach_data(fake: FakeTensor, data: torch.Tensor) -> None:
+    if fake.storage_offset() or data.layout is not torch.strided or is_meta(fake):
+        return
+    laid_out = torch.empty_strided(tuple(fake.size()), fake.stride(), dtype=fake.dtype).copy_(data)
+    setattr(fake.untyped_storage(), _KEY, laid_out.untyped_storage())

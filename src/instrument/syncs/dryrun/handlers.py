@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
 from ...explain.waits.operations import FROM_GPU
-from ..transfer import Transfer, is_gathered, parse_cuda, parse_to, resolve_devices
+from ..transfer import Transfer, is_gathered, parse_cuda, parse_to
+from .dataless import note
 from .rules import CPU_CHECKS, record_transfer
 from .state import PINNED, as_cuda, size_of, tensors
 from .torch_modes import CPU, FunctionMode, Handler, default_device
@@ -30,14 +30,24 @@ def _on_gpu(answer: Callable[[torch.device], Any]) -> Handler:
     return handler
 
 
-def _is_pinned(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    return mode.tags.get(args[0]) is PINNED
-
-
 def _resolve_devices(
     mode: FunctionMode, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    return resolve_devices(args, kwargs, functools.partial(_device_in_run, mode), as_cuda)
+    """Return arguments of `Tensor.to` with devices in place of tensors and device numbers.
+
+    torch would look both up itself, on the GPU.
+    """
+    positional, named = list(args), dict(kwargs)
+    first = positional[0] if positional else None
+    if isinstance(first, T):
+        positional[:1] = [_device_in_run(mode, first), first.dtype]
+    elif type(first) is int:
+        positional[0] = as_cuda(first)
+    if isinstance(other := named.pop("tensor", None), T):
+        named |= {"device": _device_in_run(mode, other), "dtype": other.dtype}
+    if type(named.get("device")) is int:
+        named["device"] = as_cuda(named["device"])
+    return positional, named
 
 
 def _device_in_run(mode: FunctionMode, tensor: torch.Tensor) -> torch.device:
@@ -150,15 +160,13 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
         if state.fake is not None and next(tensors(data), None) is not None:
             data = state.fake.run_with_data(lambda real: tree_map_only(T, T.tolist, real), data)
             args = (args[0], data, *args[2:]) if method else (data, *args[1:])
-    if own != target and target is not None and (not isinstance(data, T) or data.numel()):
-        out = _create_quietly(mode, func, args, kwargs)
-        if out.numel():
-            pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
-            record_transfer(state, name, True, pinned, False, size_of(out))
-    else:
-        if own is not None and target is None and kwargs["device"].type == "cpu":
-            state.record_sync(name, FROM_GPU, "D2H", size_of(data))
-        out = _create_quietly(mode, func, args, kwargs)
+    up = own != target and target is not None and (not isinstance(data, T) or data.numel())
+    if not up and own is not None and target is None and kwargs["device"].type == "cpu":
+        state.record_sync(name, FROM_GPU, "D2H", size_of(data))
+    out = _create_quietly(mode, func, args, kwargs)
+    if up and out.numel():
+        pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
+        record_transfer(state, name, True, pinned, False, size_of(out))
     if out is data and own != target:
         out = data.clone()
     if target is not None or own is not None:
@@ -211,22 +219,8 @@ ANSWERS: dict[Any, Handler] = {
     _KIND.is_cpu.__get__: _on_gpu(lambda device: False),
     T.get_device: _on_gpu(lambda device: device.index),
     torch.get_device: _on_gpu(lambda device: device.index),
-    T.is_pinned: _is_pinned,
+    T.is_pinned: lambda mode, func, args, kwargs: mode.tags.get(args[0]) is PINNED,
     T.is_shared: _on_gpu(lambda device: True),
-}
-CALLS: dict[Any, Handler] = {
-    T.to: _to,
-    T.cuda: _cuda,
-    T.cpu: _cpu,
-    T.type: _type,
-    T.type_as: _type_as,
-    T.pin_memory: _pin_memory,
-    T.share_memory_: _share_memory,
-    torch.tensor: _from_data,
-    torch.as_tensor: _from_data,
-    torch.asarray: _from_data,
-    T.new_tensor: _from_data,
-    T.new: _new,
 }
 
 
@@ -253,7 +247,8 @@ def _read_all(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     if mode.tags.device(args[0]) is not None:
         copied = () if func is T.__format__ else (FROM_GPU, "D2H", size_of(args[0]))
         mode.state.record_sync(func.__name__, *copied)
-    return mode.read(func, *args, **kwargs)
+    run = mode.run_quietly if mode.state.fake is None else mode.state.fake.run_with_data
+    return run(func, *args, **kwargs)
 
 
 def _reduce(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -287,7 +282,7 @@ def _nan_check(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
     """Run a check for NaN or the like, which finds none in tensors without data."""
     out = mode.run_and_tag(func, args, kwargs)
     if mode.state.fake is not None:
-        mode.state.fake.set_known_value(out, func.__name__ in ("isfinite", "isclose"))
+        note(out, func.__name__ in ("isfinite", "isclose"))
     return out
 
 
@@ -330,7 +325,19 @@ def _sparse(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str
     return mode.run_and_tag(func, args, kwargs)
 
 
-READS: dict[Any, Handler] = {
+CALLS: dict[Any, Handler] = {
+    T.to: _to,
+    T.cuda: _cuda,
+    T.cpu: _cpu,
+    T.type: _type,
+    T.type_as: _type_as,
+    T.pin_memory: _pin_memory,
+    T.share_memory_: _share_memory,
+    torch.tensor: _from_data,
+    torch.as_tensor: _from_data,
+    torch.asarray: _from_data,
+    T.new_tensor: _from_data,
+    T.new: _new,
     T.numpy: _numpy,
     T.__array__: _numpy,
     T.tolist: _read_all,

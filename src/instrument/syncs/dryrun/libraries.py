@@ -1,15 +1,16 @@
-"""The libraries around the pretended GPU: the CUDA runtime, cuDNN, NCCL, NVML, NVTX."""
+"""The libraries around the pretended GPU: the CUDA runtime and its memory, cuDNN, NCCL, NVML, NVTX."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from .memory import Memory, setting
+from .devices import GIB, TOTAL_MEMORY, Pretended, pool_handle
+from .state import RunState
 
 CUDNN_VERSION = 90100
 NCCL_VERSION = 2 << 32 | 21 << 16 | 5
@@ -33,8 +34,9 @@ class Cudart:
 
     cudaError = CudaResult  # noqa: N815
 
-    def __init__(self, memory: Memory) -> None:
-        self.cudaMemGetInfo = memory.info
+    def cudaMemGetInfo(self, device: Any = None) -> tuple[int, int]:  # noqa: N802
+        """Return free and total memory in bytes: constant figures of a model that fits."""
+        return _FREE, TOTAL_MEMORY
 
     def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
         """Return the text of an error."""
@@ -170,4 +172,114 @@ def public_functions() -> dict[Any, dict[str, Any]]:
         torch.autograd: profiling,
         torch.autograd.profiler: profiling | _emitting(),
         torch.profiler: profiling,
+    }
+
+
+ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
+_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # less what the driver uses itself
+_COUNTS = ("allocation", "segment", "active", "inactive_split")
+_BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
+_EVENTS = (
+    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections",
+)  # fmt: skip
+
+
+def _stat(current: int, peak: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": 2 * peak, "freed": 2 * peak - current}
+
+
+def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
+    small, small_peak = current // 64, peak // 64
+    large = _stat(current - small, peak - small_peak)
+    return {"all": _stat(current, peak), "small_pool": _stat(small, small_peak), "large_pool": large}
+
+
+def stats() -> dict[str, Any]:
+    """Return the counters of the caching allocator, nested as in torch."""
+    figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
+    figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
+    figures["reserved_bytes"] = _pools(RESERVED, RESERVED)
+    figures.update(dict.fromkeys(_EVENTS, 0), max_split_size=-1)
+    return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
+
+
+def setting(setter: str, getter: str, value: Any, kind: Callable[[Any], Any] = lambda new: new) -> dict[str, Any]:
+    """Return the functions ``setter`` and ``getter`` of a setting, whose first value is ``value``."""
+    held = [value]
+
+    def keep(new: Any, *_: Any, **__: Any) -> None:
+        held[0] = kind(new)
+
+    return {setter: keep, getter: lambda: held[0]}
+
+
+class Pool(Pretended):
+    """A pretended `torch.cuda.MemPool`."""
+
+    def __init__(self, kind: Any, allocator: Any = None) -> None:
+        super().__init__(kind)
+        self.allocator = allocator
+        self.id = pool_handle()
+
+    def use_count(self) -> int:
+        """Return the number of users of the pool."""
+        return 1
+
+    def snapshot(self, include_traces: bool = True) -> list[Any]:
+        """Return the segments of the pool: none."""
+        return []
+
+
+def memory_replacements(log: RunState, devices: int) -> dict[str, Any]:
+    """Return the replacements of functions of ``torch._C`` about memory: settings are kept, addresses made up."""
+    addresses = itertools.count(0x7F0000000000, 2**21)
+    fractions: dict[int, float] = {}
+
+    def snapshot(*_: Any) -> dict[str, Any]:
+        traces: list[list[Any]] = [[] for _ in range(devices)]
+        return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
+
+    def change_allocator(allocator: Any) -> None:
+        log.record_not_covered("the program's own allocator is not used: tensors are in the CPU's memory")
+
+    quiet = (
+        "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
+        "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
+        "_cuda_ipc_collect", "_cuda_annotateMemory",
+        "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
+        "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
+        "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",
+        "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats", "_accelerator_resetPeakStats",
+    )  # fmt: skip
+    settings = setting("_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings", "")
+    history = setting("_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled", False, bool)
+    keep_history = history["_cuda_record_memory_history_legacy"]
+    return {
+        **dict.fromkeys(quiet, lambda *_, **__: None),
+        **setting("_cuda_cudaCachingAllocator_enable", "_cuda_cudaCachingAllocator_is_enabled", True),
+        **setting("_cuda_setMemoryMetadata", "_cuda_getMemoryMetadata", ""),
+        **settings,
+        **history,
+        "_cuda_record_memory_history": lambda enabled=None, *_, **__: keep_history(enabled),
+        "_cuda_cudaCachingAllocator_set_allocator_settings": settings["_accelerator_setAllocatorSettings"],
+        "_cuda_memoryStats": lambda device: stats(),
+        "_cuda_memorySnapshot": snapshot,
+        "_cuda_emptyCache": lambda: log.record_sync("empty_cache"),
+        "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
+        "_cuda_setMemoryFraction": lambda fraction, device: fractions.update({device: fraction}),
+        "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: next(addresses),
+        "_cuda_cudaHostAllocator": lambda: next(addresses),
+        "_cuda_getAllocatorBackend": lambda: "native",
+        "_cuda_getAllocator": object,
+        "_cuda_customAllocator": lambda allocate, free: object(),
+        "_cuda_changeCurrentAllocator": change_allocator,
+        "_cuda_checkPoolLiveAllocations": lambda *_: True,
+        "_cuda_allocationTraceback": lambda pointer: None,
+        "_cuda_memoryMetadataSupported": lambda: True,
+        "_graph_pool_handle": pool_handle,
+        "_accelerator_isAllocatorInitialized": lambda: True,
+        "_accelerator_emptyCache": lambda: log.record_sync("empty_cache"),
+        "_accelerator_getDeviceStats": lambda device: stats(),
+        "_accelerator_getMemoryInfo": lambda device=None: (_FREE, TOTAL_MEMORY),
     }

@@ -74,16 +74,11 @@ def record_transfer(
     """Record the synchronization of a copy between memory and GPU, if it synchronizes; see `is_gathered`."""
     if non_blocking and ((pinned and not gathered) or (up and size <= COPIED_AT_ONCE_BYTES)):
         return
-    if not up:
-        # A non-blocking copy into memory that is not pinned is staged, and synchronizes
-        state.record_sync(op, FROM_GPU, "D2H", size)
-    elif pinned and gathered:
-        state.record_sync(op, GATHERED, "H2D", size)
-    elif non_blocking:
-        state.record_sync(op, "non_blocking " + FROM_PAGEABLE, "H2D", size)
-    else:
+    cause = FROM_GPU  # a non-blocking copy into memory that is not pinned is staged, and synchronizes
+    if up:
         cause = "copies to the GPU from pinned memory, blocking" if pinned else FROM_PAGEABLE
-        state.record_sync(op, cause, "H2D", size)
+        cause = GATHERED if pinned and gathered else f"non_blocking {FROM_PAGEABLE}" if non_blocking else cause
+    state.record_sync(op, cause, "H2D" if up else "D2H", size)
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:
@@ -216,9 +211,7 @@ CHECKS: dict[str, Check] = {
     "max": _in_node("CumprodBackward"),
     "_foreach_copy_": _foreach_copy,
     "histc": _only_if("histc", _has_no_bounds),
-    "normal": _only_if(
-        "normal", lambda args, kwargs: isinstance(args[1] if len(args) > 1 else kwargs.get("std"), torch.Tensor)
-    ),
+    "normal": _only_if("normal", _has_tensor_as_std),
     "repeat_interleave": _only_if("repeat_interleave", lambda args, kwargs: kwargs.get("output_size") is None),
     **dict.fromkeys(("linspace", "logspace"), _only_if("linspace", lambda args, kwargs: True)),
     **{f"linalg_{name}_ex": _check_errors for name in ("inv", "cholesky", "solve", "lu_factor", "ldl_factor")},

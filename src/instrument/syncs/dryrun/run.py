@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
+import functools
 import importlib.util
 import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
+from ...base.findings import NOT_COVERED
+from ...base.guard import uninterrupted
 from ...base.imports import loaded_modules
 from ...base.source_paths import INSTALLED
+from ...explain.waits import sites
+from ...explain.waits.comments import mistaken_comments
+from ...explain.waits.events import CountByStep, SyncEvent
 from ...explain.waits.report import SyncReport
+from ...record.modules.optimizers import live_optimizers, parameter_ids, parameters
+from ...record.regions import dispatch
+from ...record.regions.emitters import RegionPath
+from ...record.stepping.follower import StepFollower
+from .. import coverage
 from ..budget import Budget
-from .session import DryRun, dry_run_context
+from .cuda import PretendedCuda
+from .dataless import DatalessMode
+from .patches import modes, patched
+from .state import RunState, as_cuda, tensors
+from .steps import StepRecorder
 
 
 def dry_run(
@@ -58,7 +79,7 @@ def dry_run(
     _check(step, '"step"')
     with dry_run_context(fake, Budget(budget)) as run:
         run.state.code_ran_before = True
-        run.put_on_gpu(on_gpu)
+        run.state.tags.put(tensors_of(on_gpu), as_cuda("cuda"))
         run.call(step)
     return run.report()
 
@@ -104,42 +125,25 @@ def dry_run_file(
     sys.argv, sys.path[:0] = [str(program), *args], [str(folder), str(Path.cwd())]
     try:
         with dry_run_context(fake, Budget(budget), script=function is None, step_on=step_on) as run:
+            run.ends_by_ctrl_c = True
             stopper = ProgramStopper(
-                None if on_caught_stop is None else lambda stopped: on_caught_stop(_report(run, stopped))
+                None if on_caught_stop is None else lambda stopped: on_caught_stop(run.report(stopped))
             )
             with stop_on_signals(stopper, time_limit):
-                if function is None or isinstance(program, str):
-                    run.stop_after(steps, stopper)
-                    run.call(_interruptible(lambda: _run_as_main(program)))
-                else:
-                    step = run.call(_interruptible(lambda: _function(program, function)))
-                    if step is not None:
+                step: Callable[[], object] | None = functools.partial(_run_as_main, program)
+                if function is not None and isinstance(program, Path):
+                    step = run.call(functools.partial(_function, program, function))
+                if step is not None:
+                    if function is not None:
                         run.reset()
-                        run.stop_after(steps, stopper)
-                        run.call(_interruptible(step))
+                    run.stop_after(steps, stopper)
+                    run.call(step)
         if isinstance(run.error, _UsageError):
             raise run.error.args[0]
         return run.report()
     finally:
         sys.argv, sys.path[:] = before[:2]
         _remove_script_modules(before[2], folder)
-
-
-def _report(run: DryRun, stopped: EarlyStop) -> SyncReport:
-    run.on_early_stop(stopped)
-    return run.report()
-
-
-def _interruptible(step: Callable[[], Any]) -> Callable[[], Any]:
-    """Return ``step``, with Ctrl-C raised as an `EarlyStop`."""
-
-    def call() -> Any:
-        try:
-            return step()
-        except KeyboardInterrupt:
-            raise ctrl_c_stop() from None
-
-    return call
 
 
 def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
@@ -157,16 +161,16 @@ def _run_as_main(program: Path | str) -> None:
         runpy.run_path(str(program), run_name="__main__")
         return
     try:
-        found = importlib.util.find_spec(program)
-        if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{program}.__main__")
+        spec = importlib.util.find_spec(program)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{program}.__main__")
     except ModuleNotFoundError as error:
         if not f"{program}.".startswith(f"{error.name}."):
             raise  # an import of a package around the module
-        found = None
+        spec = None
     except ValueError:  # the name is empty
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise _UsageError(ValueError(f"there is no module {program} that can be run"))
     runpy.run_module(program, run_name="__main__", alter_sys=True)
 
@@ -185,16 +189,13 @@ def _function(path: Path, name: str) -> Callable[[], object]:
         spec.loader.exec_module(module)
     except (SyntaxError, ImportError) as error:
         raise _UsageError(ValueError(f"cannot import {path}: {describe_error(error)}")) from None
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise _UsageError(ValueError(f"there is no function {name} in {path}"))
-        found = getattr(found, part)
     try:
-        _check(found, f"{name} in {path}")
+        step: Callable[[], object] = attrgetter(name)(module)
+        _check(step, f"{name} in {path}")
+    except AttributeError:
+        raise _UsageError(ValueError(f"there is no function {name} in {path}")) from None
     except TypeError as error:
         raise _UsageError(error) from None
-    step: Callable[[], object] = found
     return step
 
 
@@ -204,11 +205,238 @@ def _check(step: Any, what: str) -> None:
     if not callable(step) or any(is_kind(step) for is_kind in kinds):
         raise TypeError(f"{what} must be a plain function without arguments: {step!r}")
     with contextlib.suppress(ValueError):  # built-in functions have no signature
-        needed = [p.name for p in inspect.signature(step).parameters.values() if _is_required(p)]
+        parameters = inspect.signature(step).parameters.values()
+        needed = [
+            p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
         if needed:
             raise TypeError(f"{what} needs arguments: {', '.join(needed)}")
 
 
-def _is_required(parameter: inspect.Parameter) -> bool:
-    variadic = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    return parameter.default is parameter.empty and not variadic
+def tensors_of(on_gpu: Iterable[Any]) -> list[Any]:
+    """Return the tensors of ``on_gpu``, with their gradients.
+
+    The tensors of a module are its parameters and buffers, and the state that optimizers keep of these parameters,
+    as an optimizer creates it on the parameter's device. Those of an optimizer are its parameters and all its
+    state.
+
+    Raises:
+        TypeError: something in ``on_gpu`` is not a module, an optimizer or a tensor, and holds no tensors.
+    """
+    single = isinstance(on_gpu, (torch.nn.Module, torch.optim.Optimizer, torch.Tensor))
+    all_of_them: list[Any] = []
+    for value in [on_gpu] if single else on_gpu:
+        if isinstance(value, torch.nn.Module):
+            held = [*value.parameters(), *value.buffers(), *_state(value)]
+        elif isinstance(value, torch.optim.Optimizer):
+            held = [*tensors(parameters(value)), *_arrays(value.state.values())]
+        elif not (held := list(tensors(value))):
+            raise TypeError(f'"on_gpu" must hold modules, optimizers and tensors: {value!r}')
+        all_of_them += held
+    return all_of_them + [t.grad for t in all_of_them if t.is_leaf and t.grad is not None]
+
+
+def _state(model: torch.nn.Module) -> list[Any]:
+    """Return the state of the parameters of ``model`` in the optimizers of this process; takes 0.1 s."""
+    keys = parameter_ids(model)
+    states = [getattr(optimizer, "state", None) for optimizer in live_optimizers()]
+    return _arrays(
+        held for state in states if isinstance(state, Mapping) for key, held in state.items() if id(key) in keys
+    )
+
+
+def _arrays(states: Iterable[Any]) -> list[Any]:
+    """Return the tensors of states except single numbers, such as a count of steps, which stay on the CPU."""
+    return [t for state in states for t in tensors(state) if t.dim()]
+
+
+_WITHOUT_TENSORS = ("tqdm_monitor", "instrument")  # threads whose names begin so use no tensors
+_COVERAGE = (
+    "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
+    "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
+)
+_FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
+_NOTHING_ON_GPU = (
+    'nothing was on a GPU: build the model inside the step with device="cuda", '
+    "or pass what is on the GPU already as on_gpu=[model, optimizer]"
+)
+_NOTHING_ON_GPU_IN_SCRIPT = (
+    "nothing was moved to a GPU: does the script choose its device from torch.cuda.is_available(), or does it "
+    "need an option such as --device cuda?"
+)
+_STOPPED_EARLY = "the run ended before anything was moved to the GPU"
+_TOO_EARLY = (
+    "{} uses the CPU: if the device was chosen before the dry run began, choose it inside the step, or run "
+    "the file: instrument syncs FILE.py::FUNCTION"
+)
+
+
+class DryRun:
+    """One dry run, from its start to its report."""
+
+    def __init__(self, path: RegionPath, fake: bool, budget: Budget, script: bool, step_on: str | None) -> None:
+        self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
+        self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
+        self.error: BaseException | None = None
+        self._early_stop: EarlyStop | None = None
+        self._script = script
+        self.ends_by_ctrl_c = False  # otherwise Ctrl-C ends the caller, too
+        # Without an optimizer, a function that is called once is one step; a script has as many as it finds.
+        weakest = "forward" if script else "optimizer"
+        self.follower = StepFollower(
+            self._on_step, self._on_restart, step_on, weakest=weakest, on_optimizer_made=self._on_optimizer_made
+        )
+        self._optimizer_was_made = False
+        pools = getattr(concurrent.futures.thread, "_threads_queues", ())  # the tasks of these threads are watched
+        watched = {threading.current_thread(), threading.main_thread(), *pools}
+        names = {thread.name for thread in threading.enumerate() if thread not in watched}
+        self._unwatched_threads = sorted(name for name in names if not name.startswith(_WITHOUT_TENSORS))
+
+    def call(self, step: Callable[[], Any]) -> Any:
+        """Call ``step``; keep the error that ends it early."""
+        try:
+            return step()
+        except EarlyStop as stopped:
+            self._on_early_stop(stopped)
+        except KeyboardInterrupt:
+            if not self.ends_by_ctrl_c:
+                raise
+            self._on_early_stop(ctrl_c_stop())
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                self._on_error(error)
+        except Exception as error:
+            self._on_error(error)
+
+    def _on_early_stop(self, stopped: EarlyStop) -> None:
+        """Keep the reason why the program ended early."""
+        self._early_stop = stopped
+        self.error = stopped if stopped.code else None
+
+    def _on_error(self, error: BaseException) -> None:
+        self.error = error
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        place = sites.locate(traceback.tb_frame if traceback else None)
+        text = f"the step ended here with {describe_error(error)}"
+        self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
+
+    def reset(self) -> None:
+        """Drop all findings and steps so far."""
+        self.recorder.clear()
+        self.recorder.restart(None if self.recorder.step is None else 0)
+        self.state.budget.clear()
+
+    def _on_optimizer_made(self, _: Any) -> None:
+        """Note that an optimizer is made: everything before belongs to no step."""
+        if self.recorder.step is None:
+            self.recorder.step, self._optimizer_was_made = 0, True
+            self.state.budget.clear()
+
+    def stop_after(self, steps: int | None, stopper: ProgramStopper) -> None:
+        """End the program after ``steps`` more steps; None means no limit."""
+        self.recorder.max_steps, self.recorder.stopper = steps, stopper
+
+    def _on_step(self) -> None:
+        """Note that an update was made, or that the program marked the end of a step."""
+        self.recorder.on_update(marked=self.follower.by == "program")
+
+    def _on_restart(self) -> None:
+        """Make everything so far a part of step 0, as a stronger sign of steps was found."""
+        self.recorder.restart(None if self.recorder.step is None else 0)
+        self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
+
+    def _why_nothing_on_gpu(self) -> str:
+        if self._early_stop is not None:
+            return _STOPPED_EARLY
+        if self._script:
+            return _NOTHING_ON_GPU_IN_SCRIPT
+        chosen = self.state.cpu_by_name
+        return _NOTHING_ON_GPU if chosen is None else f"{_NOTHING_ON_GPU}. {_TOO_EARLY.format(chosen)}"
+
+    def report(self, stopped: EarlyStop | None = None) -> SyncReport:
+        """Return the report; ``stopped`` is what ends the program, if it caught that."""
+        if stopped is not None:
+            self._on_early_stop(stopped)
+        recorder = self.recorder
+        steps = max(recorder.updates, 1)
+        budget = self.state.budget
+        if recorder.updates and not recorder.in_step:
+            budget.restart_step()  # what follows the last step is in none
+        recorder.reassign_steps(lambda seen: final_counts(seen, steps, self._optimizer_was_made))
+        used = self.state.tags.any_on_device or self.error is not None
+        sentences = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if self._early_stop is not None and self.error is None:
+            sentences.append(self._early_stop.reason)
+        if self.follower.explanation is not None:
+            sentences.append(self.follower.explanation)
+        if names := ", ".join(self._unwatched_threads):
+            sentences.append(f"threads that were running before were not watched: {names}")
+        unmatched = [*budget.unmatched(), *mistaken_comments(recorder.findings)]
+        if self.follower.function_missing:
+            unmatched.append("the function of --step-on was not found, or never called")
+        sentences += unmatched
+        return SyncReport(
+            "dry run", recorder.findings, steps, sentences, error=self.error, dropped=recorder.dropped,
+            unavailable_reason="" if used else self._why_nothing_on_gpu(), budgeted=budget.given,
+            exceeded=budget.exceeded(steps), unmatched=unmatched,
+        )  # fmt: skip
+
+
+def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByStep:
+    """Return the final number of calls by step, given the numbers ``seen`` during the run.
+
+    Calls before the first update (0 in ``seen``, where steps count from 1) count for the first step, but only
+    up to the most in any other step: the rest are preparations. Calls after the last step are outside the
+    steps. Without an optimizer, everything is one step.
+    """
+    settled: CountByStep = Counter({step - 1: calls for step, calls in seen.items() if step and step <= steps})
+    before, outside = seen[0], seen[None] + seen[steps + 1]
+    if not has_optimizer:
+        before, outside = before + seen[None], seen[steps + 1]
+    others = (calls for step, calls in settled.items() if step)
+    first = before if steps == 1 else min(before, max(max(others, default=0) - settled[0], 0))
+    settled.update({0: first, None: before - first + outside})
+    return +settled
+
+
+@contextlib.contextmanager
+def dry_run_context(
+    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None
+) -> Iterator[DryRun]:
+    """Install the pretended GPU, and watch the block."""
+    if coverage.dry_run_active:
+        raise RuntimeError("a dry run is already running in this process")
+    stack = contextlib.ExitStack()
+    try:
+        with uninterrupted():
+            run = _set_up(stack, fake, budget, script, step_on)
+        yield run
+    finally:
+        try:
+            with uninterrupted():
+                stack.close()
+        finally:
+            stack.close()  # if it was interrupted before it began
+
+
+def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None) -> DryRun:
+    # Each callback comes before the change that it undoes: an interrupt may come in between.
+    stack.callback(setattr, coverage, "dry_run_active", False)
+    coverage.dry_run_active = True
+    path = RegionPath(budget.note_region if budget.given else None)
+    stack.callback(dispatch.active.remove, path)
+    dispatch.active.add(path)
+    run = DryRun(path, fake, budget, script, step_on)
+    cuda = PretendedCuda(run.state)
+    stack.callback(cuda.undo)
+    cuda.install()
+    stack.enter_context(patched(run.state))
+    stack.callback(run.follower.remove)
+    run.follower.follow()
+
+    for patch in run.recorder.patches():
+        patch.apply_in(stack)
+    stack.enter_context(modes(run.state))
+    return run

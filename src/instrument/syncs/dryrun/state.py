@@ -100,11 +100,11 @@ class Tags:
         """Return the device of the first tensor among ``values`` that pretends to be on one, or None."""
         for value in values:
             if isinstance(value, _TENSOR):
-                found = self.device(value)
+                device = self.device(value)
             else:
-                found = self.first_device(value) if isinstance(value, (list, tuple)) else None
-            if found is not None:
-                return found
+                device = self.first_device(value) if isinstance(value, (list, tuple)) else None
+            if device is not None:
+                return device
         return None
 
 

@@ -50,13 +50,13 @@ Place = tuple[Frame, ...]
 
 def place_of(frame: FrameType | None, outermost: CodeType) -> Place:
     """Return the frames of the program inside ``outermost``, outermost first, without those of torch."""
-    found = []
+    frames = []
     while frame is not None and frame.f_code is not outermost:
         file = frame.f_code.co_filename
         if code_owner(file) != SKIPPED and not in_torch(file):
-            found.append(Frame(frame.f_code, frame.f_lasti))
+            frames.append(Frame(frame.f_code, frame.f_lasti))
         frame = frame.f_back
-    return tuple(reversed(found))
+    return tuple(reversed(frames))
 
 
 class StepPlace:

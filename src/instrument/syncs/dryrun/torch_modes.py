@@ -80,7 +80,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             )
         if device is not None:
             if not rule.writes:
-                self._tag(rule, out, device)
+                outputs = out if rule.gpu_outputs is None else [out[index] for index in rule.gpu_outputs]
+                state.tags.put(outputs, device)
             if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
         return out
@@ -121,17 +122,12 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                 return True
         return False
 
-    def _tag(self, rule: Rule, out: Any, device: torch.device) -> None:
-        if rule.gpu_outputs is not None:
-            out = [out[index] for index in rule.gpu_outputs]
-        self._state.tags.put(out, device)
-
     def _device_of_created(self) -> torch.device | None:
         """Return the device on which C++ code creates a tensor: that of the arguments of the public call."""
         inputs = self._thread.inputs
         if inputs is not None:
-            found: torch.device | None = self._first_device(inputs)
-            return found
+            device: torch.device | None = self._first_device(inputs)
+            return device
         # A formula of the backward pass creates it for the gradient of the previous operator.
         return self._thread.last_device if torch._C._current_autograd_node() is not None else None
 
@@ -266,13 +262,6 @@ class FunctionMode(TorchFunctionMode):
             return CPU
         real: torch.device = torch.device(device)
         return real if self.state.fake is None else self.state.fake.existing_device(real)
-
-    def read(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func``, which reads a whole tensor; a tensor without data is replaced by one with data."""
-        fake = self.state.fake
-        return (
-            self.run_quietly(func, *args, **kwargs) if fake is None else fake.run_with_data(func, *args, **kwargs)
-        )
 
     def run_quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; its reads on the CPU do not count as synchronizations."""

@@ -1,4 +1,4 @@
-"""Prints a comparison of two recordings."""
+"""Prints what a change did, as a comparison of two recordings, and what one would do, as a prediction."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 
 from ...base.units import counted, duration, signed_duration
 from ...explain.comparison.comparison import Comparison, Part, details, headline
+from ...explain.replay.critical_path import CriticalPath
+from ...explain.replay.what_if import WhatIf
 from ..text.lines import line
 from .console import Block, Table
 
-_MAX_ROWS = 12
+_MAX_PARTS = 12  # of a difference
+_MAX_ROWS = 10  # of a critical path
 _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
@@ -31,7 +34,7 @@ def _parts(change: Comparison) -> Iterator[Block]:
     yield line()
     yield Table([f"{signed_duration(change.delta_ns)} between the median steps", "difference"], kinds)
     least = _WORTH * abs(change.delta_ns)
-    worth = [part for part in change.parts if part.ns and abs(part.ns) >= least][:_MAX_ROWS]
+    worth = [part for part in change.parts if part.ns and abs(part.ns) >= least][:_MAX_PARTS]
     rows = [
         [_name(part), duration(part.before_ns), duration(part.after_ns), signed_duration(part.ns), _calls(part)]
         for part in worth
@@ -56,3 +59,36 @@ def _calls(part: Part) -> str:
         return f"{part.change} ({max(part.before_calls, part.after_calls):,})"
     same = part.before_calls == part.after_calls
     return f"{part.after_calls:,}" if same else f"{part.before_calls:,} to {part.after_calls:,}"
+
+
+def what_if_report(guess: WhatIf) -> Iterator[Block]:
+    """Yield the predicted step, the error of the replay, and the critical path."""
+    yield str(guess)
+    if guess.self_error is not None and guess.max_error is not None:
+        error = f"{100 * guess.self_error:.2f} % (median of {counted(guess.steps, 'step')})"
+        yield f"Error of the replay without a change: {error}, at most {100 * guess.max_error:.2f} %."
+    if guess.critical_path:
+        yield from _path(guess.critical_path, guess.steps)
+
+
+def _path(path: CriticalPath, steps: int) -> Iterator[Block]:
+    """Yield the critical path by class and region, and the work off it with its slack."""
+    regions = [
+        (f"{kind}: {' > '.join(region) or 'outside regions'}", ns)
+        for (region, kind), ns in list(path.by_region().items())[:_MAX_ROWS]
+    ]
+    for title, parts in (
+        ("critical path of a step (mean)", path.by_class().items()),
+        ("its longest parts by region", regions),
+    ):
+        rows = [[name, duration(ns / steps), f"{100 * ns / max(path.total_ns, 1):.1f} %"] for name, ns in parts]
+        yield line()
+        yield Table([title, "time", "share"], rows)
+    off = [
+        [work.name, duration(work.duration_ns / steps), duration(work.slack_ns)]
+        for work in path.off_path[:_MAX_ROWS]
+    ]
+    if off:
+        yield line()
+        yield Table(["work that is never on it", "time", "slack"], off)
+        yield line("Slack is the least time by which such work could end later without longer steps.")
