@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..base import gpu
-from ..base.compat import autograd, operators
+from ..base.compat import autograd, gpu, operators
 from ..base.findings import Direction
 from ..base.guard import guard
 from ..base.patch import Patch

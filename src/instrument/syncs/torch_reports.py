@@ -46,11 +46,11 @@ class GpuTrace:
 
     def install(self) -> None:
         """Install the callbacks, if this version of torch has them."""
-        available = cuda.sync_callbacks()
+        available = gpu.sync_callbacks()
         if available is None:
             return
         lists, activate = available
-        switch = cuda.trace_switch()
+        switch = gpu.trace_switch()
         self._switch = None if switch is None or switch.value else switch
         activate()
         self.resume()

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...base.printable import shown_name
 from ...base.units import count, counted, percentage, signed_size, size
-from ...read.charts.tree import Tree, packed_tree, tree_of
+from ...read.charts.flame import Tree, packed_tree, tree_of
 from ...read.memory.batch import batch_texts
 from ...read.memory.breakdown import NO_HISTORY, OLDER_MEMORY, Breakdown, Place, Use, comparable
 from ...read.memory.categories import CATEGORIES, EVIDENCE, category_words, page_class

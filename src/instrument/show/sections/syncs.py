@@ -9,7 +9,6 @@ from ...base.findings import Site, SyncFinding
 from ...base.printable import shown_lines, shown_name
 from ...base.units import count, duration
 from ...explain.waits.report import SyncReport
-from ..page.document import document
 from ..page.document import document, summary_section
 from ..text import syncs as texts
 

@@ -20,7 +20,7 @@ from ...read.jobs.ranks import TraceSet
 from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.measures.summary import merge, summarize
 from ...read.measures.timing import Timing
-from ...read.profilers.ncu import MeasuredKernel
+from ...read.profilers.nsight import MeasuredKernel
 from ...read.tables.trace import MODULE_PREFIX, Trace, UnreadDevice
 from ...read.tables.work_classes import Collectives
 from ..text.lines import line
