@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ...base import log, tools
-from .torch_options import DETAILS, Detail
+
+if TYPE_CHECKING:
+    from .torch_profiler import Detail
 
 
 class Capture(Protocol):
@@ -93,9 +94,17 @@ def choose(
         TypeError: ``exporter`` is not an exporter, or torch.profiler does not accept ``options``.
         ImportError: a package that the exporter needs is missing.
     """
+    from .torch_profiler import DETAILS, TorchProfilerExporter
+
+    def make(name: str) -> Exporter:
+        if name == "torch_profiler":
+            return TorchProfilerExporter(options, detail, keeps_events=keeps_events)
+        from .vendor_tools import VENDOR_EXPORTERS  # imports only the packages that it needs
+
+        return VENDOR_EXPORTERS[name]()
+
     if detail not in DETAILS:
         raise ValueError(f'"detail" must be one of {", ".join(DETAILS)}: {detail!r}')
-    make = partial(_make_exporter, options=options, detail=detail, keeps_events=keeps_events)
     if exporter == "auto":
         exporter = exporter_of_tool() or "torch_profiler"
         try:
@@ -110,14 +119,3 @@ def choose(
     if exporter not in EXPORTERS:
         raise ValueError(f'"exporter" must be "auto", one of {", ".join(EXPORTERS)}, or an exporter: {exporter!r}')
     return make(exporter)
-
-
-def _make_exporter(name: str, options: Mapping[str, Any], detail: Detail, keeps_events: bool) -> Exporter:
-    """Make the exporter; import only the packages that it needs."""
-    if name == "torch_profiler":
-        from .torch_profiler import TorchProfilerExporter
-
-        return TorchProfilerExporter(options, detail, keeps_events=keeps_events)
-    from .vendor_tools import VENDOR_EXPORTERS
-
-    return VENDOR_EXPORTERS[name]()

@@ -11,6 +11,7 @@ Each exporter resumes and pauses its tool and writes no files. Started as below,
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,6 @@ from ...base import gpu
 from ...base.errors import CaptureError
 from ...base.trace_marks import STEP_PREFIX, STEPS
 from .. import gpu_wait
-from ..cuda_graphs import cuda_graphs
 from ..regions.region import DOMAIN, Region, by_name
 from ..regions.tool_emitters import IttEmitter, NvtxEmitter, RoctxEmitter, load_roctx
 
@@ -68,31 +68,6 @@ class VendorCapture:
         """Do nothing: nothing was started."""
 
 
-class NoProfiler:
-    """Makes captures that record nothing; the base class of the others."""
-
-    name = "none"
-    hint = ""
-
-    def prepare(self) -> None:
-        """Do nothing: the first capture is as fast as the next."""
-
-    def capture(self) -> VendorCapture:
-        """Make the capture of one window."""
-        return VendorCapture()
-
-
-class NsightComputeExporter(NoProfiler):
-    """Calls cudaProfilerStart and cudaProfilerStop around the recorded steps of each window."""
-
-    name = "nsight_compute"
-    hint = "marked for Nsight Compute; once written: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
-
-    def capture(self) -> VendorCapture:
-        """Make the capture of one window."""
-        return NsightComputeCapture()
-
-
 class NsightComputeCapture(VendorCapture):
     """Measures the kernels that are launched between `start` and `stop`."""
 
@@ -104,28 +79,6 @@ class NsightComputeCapture(VendorCapture):
     def stop(self) -> None:
         """Stop measuring kernels."""
         cuda_profiler("stop")
-
-
-class RocprofExporter(NoProfiler):
-    """Calls roctxProfilerResume and roctxProfilerPause around the recorded steps of each window."""
-
-    name = "rocprof"
-    hint = "marked for rocprofv3; once written: instrument summarize NAME_results.db"
-
-    def __init__(self) -> None:
-        self._roctx = RoctxEmitter()
-        self._library = load_roctx()
-
-    def capture(self) -> VendorCapture:
-        """Make the capture of one window."""
-        try:
-            resume, pause = self._library.roctxProfilerResume, self._library.roctxProfilerPause
-        except AttributeError:
-            raise CaptureError(
-                "this rocTX library lacks roctxProfilerResume: windows need the library of rocprofiler-sdk"
-            ) from None
-        resume.argtypes = pause.argtypes = [ctypes.c_uint64]
-        return RocprofCapture(self._roctx, resume, pause)
 
 
 class RocprofCapture(VendorCapture):
@@ -147,23 +100,9 @@ class RocprofCapture(VendorCapture):
     def stop(self) -> None:
         """Pause the recording once the GPU has finished the work launched so far."""
         try:
-            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = gpu_wait.synchronize()
         finally:
             self._pause(_ALL_THREADS)
-
-
-class VtuneExporter(NoProfiler):
-    """Resumes the collection for the recorded steps of each window, and pauses it after them."""
-
-    name = "vtune"
-    hint = "marked for VTune; once written: vtune -report summary -r RESULT, or open it in vtune-gui"
-
-    def __init__(self) -> None:
-        self._itt = IttEmitter()
-
-    def capture(self) -> VendorCapture:
-        """Make the capture of one window."""
-        return VtuneCapture(self._itt)
 
 
 class VtuneCapture(VendorCapture):
@@ -180,22 +119,6 @@ class VtuneCapture(VendorCapture):
         import ittapi
 
         ittapi.pause()
-
-
-class NsightSystemsExporter(NoProfiler):
-    """Opens an NVTX range ``capture@instrument`` around the recorded steps of each window."""
-
-    name = "nsight_systems"
-    hint = "marked for Nsight Systems; once written: instrument summarize REPORT.nsys-rep, or nsys-ui"
-
-    def __init__(self) -> None:
-        self._nvtx = NvtxEmitter()
-
-    def capture(self) -> VendorCapture:
-        """Make the capture of one window."""
-        if self._nvtx.domain(DOMAIN) is None:
-            raise CaptureError("Nsight Systems does not trace NVTX: add nvtx to its option --trace")
-        return NsightSystemsCapture(self._nvtx)
 
 
 class NsightSystemsCapture(VendorCapture):
@@ -219,7 +142,7 @@ class NsightSystemsCapture(VendorCapture):
     def stop(self) -> None:
         """Close the capture range once the GPU has finished the work launched in it."""
         try:
-            self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+            self.incomplete = gpu_wait.synchronize()
         finally:
             window, self._window = self._window, None  # `stop` is called again after an interrupt
             try:
@@ -227,12 +150,6 @@ class NsightSystemsCapture(VendorCapture):
             finally:
                 if window is not None:
                     self._emitter.end(window)
-
-
-VENDOR_EXPORTERS: Mapping[str, Callable[[], NoProfiler]] = {
-    kind.name: kind
-    for kind in (NsightSystemsExporter, NsightComputeExporter, RocprofExporter, VtuneExporter, NoProfiler)
-}
 
 
 def cuda_profiler(action: Literal["start", "stop"]) -> bool:
@@ -245,3 +162,63 @@ def cuda_profiler(action: Literal["start", "stop"]) -> bool:
         return False
     getattr(profiler, action)()
     return True
+
+
+class VendorExporter:
+    """Makes the captures of one tool; the manifest has its ``name``, and users read its ``hint``."""
+
+    def __init__(self, name: str, hint: str, capture: Callable[[], VendorCapture]) -> None:
+        self.name = name
+        self.hint = hint
+        self.capture = capture
+
+    def prepare(self) -> None:
+        """Do nothing: the first capture is as fast as the next."""
+
+
+def _nsight_systems() -> VendorExporter:
+    nvtx = NvtxEmitter()
+
+    def capture() -> VendorCapture:
+        if nvtx.domain(DOMAIN) is None:
+            raise CaptureError("Nsight Systems does not trace NVTX: add nvtx to its option --trace")
+        return NsightSystemsCapture(nvtx)
+
+    hint = "marked for Nsight Systems; once written: instrument summarize REPORT.nsys-rep, or nsys-ui"
+    return VendorExporter("nsight_systems", hint, capture)
+
+
+def _nsight_compute() -> VendorExporter:
+    hint = "marked for Nsight Compute; once written: ncu --import REPORT.ncu-rep, or open it in ncu-ui"
+    return VendorExporter("nsight_compute", hint, NsightComputeCapture)
+
+
+def _rocprof() -> VendorExporter:
+    roctx, library = RoctxEmitter(), load_roctx()
+
+    def capture() -> VendorCapture:
+        try:
+            resume, pause = library.roctxProfilerResume, library.roctxProfilerPause
+        except AttributeError:
+            raise CaptureError(
+                "this rocTX library lacks roctxProfilerResume: windows need the library of rocprofiler-sdk"
+            ) from None
+        resume.argtypes = pause.argtypes = [ctypes.c_uint64]
+        return RocprofCapture(roctx, resume, pause)
+
+    hint = "marked for rocprofv3; once written: instrument summarize NAME_results.db"
+    return VendorExporter("rocprof", hint, capture)
+
+
+def _vtune() -> VendorExporter:
+    hint = "marked for VTune; once written: vtune -report summary -r RESULT, or open it in vtune-gui"
+    return VendorExporter("vtune", hint, functools.partial(VtuneCapture, IttEmitter()))
+
+
+VENDOR_EXPORTERS: Mapping[str, Callable[[], VendorExporter]] = {
+    "nsight_systems": _nsight_systems,
+    "nsight_compute": _nsight_compute,
+    "rocprof": _rocprof,
+    "vtune": _vtune,
+    "none": lambda: VendorExporter("none", "", VendorCapture),
+}

@@ -23,6 +23,7 @@ the program does so if this process has exited, and the next one removes what bo
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -36,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base import process_id
-from ...base.guard import guard
+from ...base.errors import CaptureError
+from ...base.guard import exiting, guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.line_file import LineFile
 from ...base.part_file import make_folder
@@ -258,3 +260,60 @@ def _environment() -> dict[str, str]:
 
 
 _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
+
+
+_PROCESSING = "processing a trace"
+_TRACE_WAIT_S = 60.0  # how long `finish` waits
+
+
+class TraceProcessor:
+    """Sends traces to one process, which starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._process: FinalizerProcess | None = None
+        self._sent = 0
+
+    def send(self, trace: Path) -> None:
+        """Send a trace, without waiting."""
+        process = self._process
+        if process is None or not process.takes_jobs:
+            process = self._process = FinalizerProcess(trace.parent, _handle_answer, lambda process: None)
+            atexit.unregister(finish)
+            atexit.register(finish)
+        self._sent += 1
+        process.send({"kind": "trace", "job": self._sent, "path": str(trace)})
+
+    def finish(self) -> None:
+        """Wait for the traces that were sent."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.end(_TRACE_WAIT_S)
+
+
+def _handle_answer(answer: Mapping[str, Any]) -> None:
+    for _, error in answer["errors"]:
+        guard.note(_PROCESSING, CaptureError(error))
+
+
+_processor = TraceProcessor()
+
+
+@guard.contained(_PROCESSING)
+def process_trace(trace_path: str | os.PathLike[str]) -> None:
+    """Have a trace compressed, summarized and diagnosed by another process; return at once.
+
+    NAME.summary.txt, NAME.diagnosis.json and NAME.diagnosis.html are written beside the trace. A trace that is not
+    gzipped is replaced by one that is. No failure reaches the caller: it is logged. The exit of the program waits
+    for the files, up to a minute.
+
+    Args:
+        trace_path: the file that `torch.profiler.profile.export_chrome_trace` wrote.
+    """
+    _processor.send(Path(trace_path).absolute())
+
+
+@guard.contained(_PROCESSING)
+def finish() -> None:
+    """Wait until the files of all traces are written, for a minute."""
+    with exiting():
+        _processor.finish()

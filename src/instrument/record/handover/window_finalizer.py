@@ -16,8 +16,7 @@ from ...base.interrupts import Suppressed, is_interrupt
 from ...base.part_file import remove_stale_parts
 from ...base.run_folder import how_to_show_snapshots, relative_path
 from ...base.units import counted
-from ..allocator_history.dump import SnapshotDump
-from ..allocator_history.window_memory import WindowMemory
+from ..allocator_history.window_memory import SnapshotDump, WindowMemory
 from ..call_queues import OrderedCalls
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed

@@ -13,8 +13,7 @@ from ...base.config import settings
 from ...base.guard import guard
 from ...base.units import counted, duration
 from ..regions.dispatch import active
-from .judging import Alarms, Periods, UsualStep
-from .slow_step import OTHER, PHASES, PhaseTime, SlowStep
+from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
 from .step_clock import BLOCK, StepClock, StepTimes
 
 FEATURE = "the black box"

@@ -15,12 +15,11 @@ from ...base.imports import ImportHook
 from ...base.live_objects import IdentitySet
 from ...base.patch import Change, Patch, apply, then, undo
 from ..cuda_graphs import GraphedCallables, GraphFollower
-from ..modules import backward_calls, parts
+from ..modules import parts
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..modules.parts import patcher
-from ..modules.uncompiled import skip_package
+from ..modules.uncompiled import DeferredCalls, skip_package, without_compiler
 from ..regions import dispatch
-from .compiled_code import DeferredCalls, without_compiler
 from .explicit_steps import SIGNS, FunctionCallSteps, check_step_on, program_steps
 from .optimizer_steps import FEATURE, MIN_STEPS_ALONE, OptimizerSteps, running
 from .outermost_model import OutermostModel
@@ -191,8 +190,8 @@ class StepFollower:
     def _new_patches(self) -> Iterator[Patch]:
         import torch
 
-        yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
-        yield backward_calls.wrap_grad(self._begin_step_0, self._end_grad)
+        yield parts.wrap_backward(self._begin_step_0, then=self._end_pass)
+        yield parts.wrap_grad(self._begin_step_0, self._end_grad)
         yield Patch(torch.optim.Optimizer, "__init__", lambda original: then(original, self._add_optimizer))
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 

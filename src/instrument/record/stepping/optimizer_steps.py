@@ -14,8 +14,8 @@ from ...base.guard import guard
 from ...base.live_objects import IdentitySet
 from ...base.patch import Patch, apply, leave_no_frame, undo
 from ..cuda_graphs import GraphFollower, cuda_graphs
-from ..modules import backward_calls
 from ..modules.optimizers import parameters
+from ..modules.parts import Switch, contexts, wrap_backward
 from ..regions import dispatch
 
 FEATURE = "following optimizers"
@@ -129,10 +129,8 @@ class OptimizerSteps:
     def _new_patches(self) -> Iterator[Patch]:
         import torch
 
-        from ..modules.parts import Switch, contexts
-
         yield Patch(torch.amp.GradScaler, "step", self._make_scaler_step)
-        yield backward_calls.wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
+        yield wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
         yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
 
     def _range(self, context: Any) -> dispatch.Token | None:

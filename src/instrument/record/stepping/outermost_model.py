@@ -21,8 +21,8 @@ from ...base.patch import Change, Patch, apply, leave_no_frame, then, transparen
 from ..modules.compiling import StandIn, called_module, compiled_call, compiling, scripting
 from ..modules.installer import getstate_class, leave_hooks_out
 from ..modules.module_calls import call_when_idle
+from ..modules.uncompiled import without_compiler
 from ..regions import dispatch
-from .compiled_code import without_compiler
 
 FEATURE = "following the calls of the model"
 

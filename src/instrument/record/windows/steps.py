@@ -20,15 +20,14 @@ from ..planning.schedule import SCHEDULE_OPTIONS as SCHEDULE_OPTIONS
 from ..planning.schedule import schedule as make_schedule
 from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
-from .profile import Profile
-from .step_regions import models_in
+from .profile import Profile, models_in
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .options import ProfileArguments
+    from .api import ProfileArguments
 
 T = TypeVar("T")
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}

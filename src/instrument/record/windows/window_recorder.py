@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from ...base import log
 from ...base.compat import autograd
@@ -33,7 +33,6 @@ from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
 from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
 from .timing import StepTimes
-from .torch_api import TorchProfilerApi
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(OWN_WORK, None, None, None, None)
@@ -41,7 +40,7 @@ _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler can
 _IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing can start or stop"
 
 
-class WindowRecorder(TorchProfilerApi):
+class WindowRecorder:
     """The part of a profile that records: what happens when a window opens, ends or fails.
 
     `ScheduleFollower` decides when; nothing here follows the schedule or the loop.
@@ -63,6 +62,9 @@ class WindowRecorder(TorchProfilerApi):
     step_num = 0
     _first = 0  # the number of the first step
 
+    _recording: Recording | None = None  # of the open window
+    _last_capture: Any = None  # of the last recorded window
+    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
     _unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
     _last_trace_bytes = 0  # the size of the last window's files before compression
     _last_finished_index = 0  # the number of the last window that is over
@@ -263,7 +265,7 @@ class WindowRecorder(TorchProfilerApi):
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
-        """End the window: on time, or early because the loop ended (see `RunEnder.end` and `RunEnder.pause`)."""
+        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
         window = recording.window
         if begun or cut:
             self._times.cancel()
@@ -299,7 +301,7 @@ class WindowRecorder(TorchProfilerApi):
             try:
                 self._outcomes.add_recorded(recording, files, entry, missing, failures)
             finally:
-                if self._finalizer.received == received:  # interrupted before: `RunEnder._end` accounts for it
+                if self._finalizer.received == received:  # interrupted before: `_end` accounts for it
                     self._recording = recording
                 else:
                     self._untimed_number = self._finalizer.last_window
