@@ -72,57 +72,52 @@ class WindowFinalizer:
         self,
         capture: Capture,
         files: Sequence[Path],
+        entry: dict[str, Any],
+        history: WindowMemory | None,
         *,
         read: bool,
-        diagnose: bool = False,
-        ranks: Sequence[int] = (),
-        history: WindowMemory | None = None,
-        **entry: Any,
+        diagnose: bool,
+        ranks: Sequence[int],
     ) -> None:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
         Args:
             capture: the window's capture.
             files: the files that it saved.
+            entry: the line of the window, without files.
+            history: recorded the history of GPU memory in it.
             read: whether the summary includes its trace.
             diagnose: whether its diagnosis is written beside its trace.
             ranks: the ranks that record it; the summary compares several.
-            history: recorded the history of GPU memory in it.
-            entry: the arguments of `Manifest.entry`.
         """
         self.received += 1
         self.last_window = 0
+        job: dict[str, Any] = {"entry": entry}
         try:
+            if capture.raw is not None:
+                job |= {"raw": str(capture.raw), "beside": [str(path) for path in files if path != capture.raw]}
+            entry["files"] = describe_files(files, self._manifest.folder)
             self._drop_ended_process()
-            folder, raw = self._manifest.folder, capture.raw
-            line = self._manifest.entry(**entry)
-            if raw is None:
+            if capture.raw is None:
                 self._unreported_windows += 1
-                self.last_window = self._register(entry={**line, "files": describe_files(files, folder)})
-                self._follow_dump(self.last_window, history)
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
                 compared = list(ranks) if settings.summary and len(ranks) > 1 else []
-                job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
-                self.last_window = self._register(kind="window", entry=line, **job, ranks=compared)
-                self._follow_dump(self.last_window, history)
+                job |= {"kind": "window", "folder": str(self._manifest.folder), "read": read}
+                job |= {"diagnose": diagnose, "ranks": compared}
+            self.last_window = self._register(**job)
+            if history is not None and history.dump is not None:
+                self._histories[self.last_window] = history
+            if capture.raw is not None:
                 self._submit(self.last_window)
         except BaseException as error:
             with guard.contained(FEATURE):
                 if not self.last_window:  # else `finish` writes the line, perhaps called by a signal handler
-                    self._keep_unsent(capture, files, entry, error)
+                    self._finish_without_process(job, f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):
                 raise
             guard.failed(FEATURE, error)
-
-    def _keep_unsent(
-        self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException
-    ) -> None:
-        """Write the line of a window that cannot be sent to the process, and keep its raw trace."""
-        line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
-        job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
-        self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
     @property
     def is_working(self) -> bool:
@@ -131,10 +126,6 @@ class WindowFinalizer:
         return any("kind" in job and job["kind"] != "window" for job in jobs) or any(
             history.dump is not None and history.dump.is_running for history in histories
         )
-
-    def _follow_dump(self, number: int, history: WindowMemory | None) -> None:
-        if history is not None and history.dump is not None:
-            self._histories[number] = history
 
     @guard.contained(FEATURE)
     def add_timing(self, number: int, timing: dict[str, Any]) -> None:
@@ -167,7 +158,7 @@ class WindowFinalizer:
         dump.when_done(self._ordered.make)
 
     @guard.contained(FEATURE)
-    def add_unrecorded(self, history: WindowMemory | None, **entry: Any) -> None:
+    def add_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
         """Write the line of a window without files, but for a snapshot that ``history`` may have taken."""
         self._after_dump(history, functools.partial(self._write_unrecorded, entry, history))
 
@@ -175,7 +166,7 @@ class WindowFinalizer:
     def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
         if history is not None:
             entry["memory"] = self._note_memory(entry, history)
-        self._write_line(self._manifest.entry(**entry))
+        self._write_line(entry)
 
     def _note_memory(self, entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
         """Return the outcome of the memory snapshot of a window for its line; log and count it."""
@@ -196,26 +187,16 @@ class WindowFinalizer:
         else:
             self._manifest.add(entry)
 
-    def report(
-        self,
-        hidden: Sequence[str],
-        on_summary: Callable[[str], None] | None = None,
-        *,
-        diagnose: bool = False,
-        phase: str = "",
-        worst_steps: Sequence[str] = (),
-    ) -> None:
+    def report(self, on_summary: Callable[[str], None] | None, **said: Any) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
         Args:
-            hidden: regions inside compiled code.
             on_summary: called with the text, on another thread; None writes it to `output` or, where the log is
                 JSON, makes it an event of the log.
-            diagnose: whether the text ends with a diagnosis of the last window.
-            phase: the phase of the program that these are windows of; empty for training steps.
-            worst_steps: the slow steps of the run with the largest delays, in words.
+            said: ``hidden``: regions inside compiled code; ``diagnose``: whether the text ends with a diagnosis
+                of the last window; ``phase``: of the program, that these are windows of; empty for training steps;
+                ``worst_steps``: the slow steps of the run with the largest delays, in words.
         """
-        said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase, "worst_steps": list(worst_steps)}
         self._ordered.add(functools.partial(self._report, on_summary, said))
 
     def _report(self, on_summary: Callable[[str], None] | None, said: dict[str, Any]) -> None:
@@ -413,11 +394,6 @@ class WindowFinalizer:
             path, entry = raw, uncompressed_entry(entry, raw.exists(), reason)
         files = [file for file in (path, *map(Path, job["beside"])) if file.exists()]
         return {**entry, "files": describe_files(files, self._manifest.folder)}
-
-
-def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Return the fields of a job with the paths of a raw trace and of the files beside it."""
-    return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
 
 
 def _about(job: Mapping[str, Any]) -> dict[str, Any]:
