@@ -279,8 +279,8 @@ class FinalizerJobs:
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         for left in folder.glob(".*.jobs"):
-            found = re.fullmatch(FOLDER_NAME, left.name)
-            if found is not None and process_id.has_exited(found):
+            name = re.fullmatch(FOLDER_NAME, left.name)
+            if name is not None and process_id.has_exited(name):
                 shutil.rmtree(left, ignore_errors=True)
         return {}
 

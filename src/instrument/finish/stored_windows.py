@@ -114,14 +114,14 @@ def files_on_disk(folder: Path, window: StoredWindow) -> dict[Path, int]:
     These are the regular files in window folders that the manifest names, and those beside a trace that begin
     with its name, such as its page. No symbolic link is followed.
     """
-    found: dict[Path, int] = {}
+    sizes: dict[Path, int] = {}
     for place in _places(window):
         beside = f"{place.name.partition(_TRACE)[0]}." if _TRACE in place.name else None
         for file in _regular_files(folder / place.parent):
             if file.name == place.name or (beside is not None and file.name.startswith(beside)):
                 with Suppressed(OSError):  # it was removed meanwhile
-                    found[file] = file.stat().st_size
-    return found
+                    sizes[file] = file.stat().st_size
+    return sizes
 
 
 def is_pinned(folder: Path, window: StoredWindow) -> bool:

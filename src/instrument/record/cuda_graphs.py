@@ -108,8 +108,8 @@ class CudaGraphs:
             return None
         captures = tuple(self.captures)
         mine = [capture for capture in captures if capture.thread == get_ident()]
-        found = mine or captures
-        return found[-1].graph if found else None  # autograd threads capture for the thread that called backward
+        chosen = mine or captures
+        return chosen[-1].graph if chosen else None  # autograd threads capture for the thread that called backward
 
     def end_stale_captures(self) -> None:
         """Run the calls deferred by `stale` captures of this thread."""
@@ -250,9 +250,9 @@ class GraphFollower:
 
     def on_replay(self, graph: Any) -> None:
         """Make the deferred calls of ``graph``, which was replayed."""
-        known = self._calls.get(id(graph))
-        if known is not None:
-            for call in known[0]:
+        deferred = self._calls.get(id(graph))
+        if deferred is not None:
+            for call in deferred[0]:
                 call()
         elif self._on_unknown is not None:
             self._on_unknown(graph)

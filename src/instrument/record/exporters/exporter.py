@@ -70,7 +70,7 @@ ExporterName = Literal["auto", "torch_profiler", "nsight_systems", "nsight_compu
 
 def exporter_of_tool() -> str | None:
     """Return the name of the exporter for the vendor's tool that this process runs under; None without one."""
-    return next((name for name, found in _IS_RUNNING_UNDER.items() if found()), None)
+    return next((name for name, is_running in _IS_RUNNING_UNDER.items() if is_running()), None)
 
 
 def choose(

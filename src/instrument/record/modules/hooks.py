@@ -46,12 +46,12 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
     """Yield the tensors in tuples, lists, dictionaries and dataclasses, nested or not, in their order."""
     pending, seen = [value], set[int]()
     while pending and len(seen) < MAX_TENSOR_VALUES:
-        found = pending.pop()
-        if isinstance(found, torch.Tensor):
-            yield found
-        if id(found) not in seen:
-            seen.add(id(found))
-            pending += reversed(_children(found))
+        item = pending.pop()
+        if isinstance(item, torch.Tensor):
+            yield item
+        if id(item) not in seen:
+            seen.add(id(item))
+            pending += reversed(_children(item))
 
 
 def _children(value: object) -> list[object]:
@@ -136,7 +136,7 @@ def _first_made_node(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, b
 
     The nodes of the call are numbered from ``first`` to before ``end``.
     """
-    found, lowest, leads_on, pending = None, FIRST_LEAF_NUMBER, False, list(nodes)
+    made_first, lowest, leads_on, pending = None, FIRST_LEAF_NUMBER, False, list(nodes)
     seen: set[int] = set()
     while pending and len(seen) < MAX_WALK_NODES:
         node = pending.pop()
@@ -145,11 +145,11 @@ def _first_made_node(nodes: Sequence[Any], first: int, end: int) -> tuple[Any, b
             if number not in seen:
                 seen.add(number)
                 if number < lowest:
-                    found, lowest = node, number
+                    made_first, lowest = node, number
                 pending += [following for following, _ in node.next_functions]
         elif number < FIRST_LEAF_NUMBER:
             leads_on = True
-    return found, leads_on
+    return made_first, leads_on
 
 
 def _leaves(node: Any) -> list[Any]:

@@ -194,14 +194,14 @@ class Installer(PatchService[AnnotatedModel]):
 
     def _label_models(self) -> None:
         """Label models with the same name."""
-        known = [(annotated, annotated.model()) for annotated in self.requests]
+        models_by_request = [(annotated, annotated.model()) for annotated in self.requests]
         named: dict[str, dict[int, nn.Module]] = defaultdict(dict)
-        for _, model in known:
+        for _, model in models_by_request:
             if model is not None:
                 named[class_name(model)][id(model)] = model
         for models in named.values():
             self._labels.label_all(list(models.values()))
-        for annotated, model in known:
+        for annotated, model in models_by_request:
             if not annotated.was_called:  # else it keeps its name for the rest of this recording
                 annotated.namer.label = self._labels.of(model)
 

@@ -189,7 +189,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     yield Patch(kind, "__enter__", entering)
 
 
-def _range(part: str, name: str, known: Instances, switch: Switch) -> Iterator[Patch]:
+def _range(part: str, name: str, instances: Instances, switch: Switch) -> Iterator[Patch]:
     """Show the ranges of optimizers or data loaders under names that differ for each, also in torch's own ranges.
 
     torch's ranges appear however the method is reached, as through a method that a learning rate scheduler bound
@@ -198,16 +198,16 @@ def _range(part: str, name: str, known: Instances, switch: Switch) -> Iterator[P
     """
     if dispatch.detailed:
         with guard.contained(f"telling {name} apart"):
-            known.find_existing()
+            instances.find_existing()
     return contexts(torch.autograd.profiler.record_function, RANGES[part], switch)
 
 
-def _begin_range(names: tuple[str, ...], known: Instances, module: str, context: Any) -> dispatch.Token | None:
+def _begin_range(names: tuple[str, ...], instances: Instances, module: str, context: Any) -> dispatch.Token | None:
     if not context.name.startswith(names):
         return None
     if dispatch.detailed:
         with guard.contained(FEATURE):
-            context.name += known.suffix(training.caller_in(sys._getframe(2), module))
+            context.name += instances.suffix(training.caller_in(sys._getframe(2), module))
     return dispatch.enter_without_torch(region.make(context.name, None, None, None, None))
 
 
@@ -324,8 +324,8 @@ def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(target, torch.Tensor):
         return source, target.device
-    known = isinstance(target, (str, int, torch.device))
-    return source, _device(target) if known else None  # else a dtype
+    names_device = isinstance(target, (str, int, torch.device))
+    return source, _device(target) if names_device else None  # else a dtype
 
 
 def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Destination:

@@ -108,12 +108,12 @@ class Selection:
 
     def check(self, model: nn.Module) -> None:
         """Raise ``ValueError`` if a rule matches no module of ``model``."""
-        known = list(places(model))
+        all_places = list(places(model))
         for argument, rules in (("include", self.include or ()), ("exclude", self.exclude)):
             for rule in rules:
-                if not any(_matches(rule, place) for place in known):
-                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_suggestion(rule, known)}')
-        if not any(self.is_selected(place) for place in known):
+                if not any(_matches(rule, place) for place in all_places):
+                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_suggestion(rule, all_places)}')
+        if not any(self.is_selected(place) for place in all_places):
             raise ValueError("include, exclude, depth and skip_containers together leave no module")
 
     def is_selected(self, place: Place) -> bool:
@@ -169,11 +169,11 @@ def _matches(rule: Rule, place: Place) -> bool:
         raise ValueError(f"{rule!r}, which selects modules, failed for {place.path!r}: {error!r}") from error
 
 
-def _suggestion(rule: Rule, known: list[Place]) -> str:
+def _suggestion(rule: Rule, all_places: list[Place]) -> str:
     if isinstance(rule, type):
-        return f"it has {', '.join(sorted({class_name(place.module) for place in known}))}"
+        return f"it has {', '.join(sorted({class_name(place.module) for place in all_places}))}"
     text = rule if isinstance(rule, str) else getattr(rule, "pattern", "")
-    paths = [place.path for place in known if place.path]
+    paths = [place.path for place in all_places if place.path]
     close = difflib.get_close_matches(text, paths, 3, 0.3) or paths[:3]
     return f"the nearest are {', '.join(close)}" if close else "the model has no modules inside"
 
@@ -211,10 +211,10 @@ class Namer:
 
     def _region(self, name: str, kind: str) -> Region:
         # By class, so that equal layers have one color.
-        known = self._regions.get((name, kind))
-        if known is None:
-            known = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)
-        return known
+        shown = self._regions.get((name, kind))
+        if shown is None:
+            shown = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)
+        return shown
 
 
 @dataclass
@@ -240,8 +240,8 @@ def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLay
         namer: makes the layers.
         taken: the layers of modules that have hooks already, by the id of the module; they get no second hooks.
     """
-    known = list(places(model))
-    visible = [place for place in known if not place.hidden and has_forward(place.module)]
+    all_places = list(places(model))
+    visible = [place for place in all_places if not place.hidden and has_forward(place.module)]
     chosen = {place for place in visible if namer.selection.is_selected(place)}
     at: dict[Place, Layer] = {}
     of: dict[int, list[Layer]] = defaultdict(list)
@@ -269,7 +269,7 @@ def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLay
                     layer.standalone.primary = layers[0]
     inside = [
         place
-        for place in known
+        for place in all_places
         if place.hidden and has_forward(place.module) and namer.selection.is_selected(place)
     ]
     hidden = [namer.selection.name(place) for place in inside]
@@ -308,9 +308,9 @@ def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
     for place in visible:
         if place in chosen:
             several[id(place.module)].append(place)
-    for found in several.values():
-        if len(found) > 1:
+    for same in several.values():
+        if len(same) > 1:
             callers = (
-                next((above for above in _ancestors(place) if has_forward(above.module)), None) for place in found
+                next((above for above in _ancestors(place) if has_forward(above.module)), None) for place in same
             )
             yield from (caller for caller in callers if caller is not None)

@@ -142,14 +142,14 @@ class Agreement:
 
     def _new(self, kind: str) -> list[WindowRequest]:
         """Return the entries of a kind that this rank has not read."""
-        found = []
+        requests = []
         for number in range(self._read[kind] + 1, self._store.add(f"{kind}/count", 0) + 1):
             if self._store.check([f"{kind}/{number}"]):
                 values = json.loads(self._store.get(f"{kind}/{number}"))
                 ranks = values.pop("ranks")
-                found.append(WindowRequest(**values, ranks=None if ranks is None else frozenset(ranks)))
+                requests.append(WindowRequest(**values, ranks=None if ranks is None else frozenset(ranks)))
             elif self._waited[kind] < _PATIENCE:  # its rank is about to write it, unless it died
                 self._waited[kind] += 1
                 break
             self._read[kind], self._waited[kind] = number, 0
-        return found
+        return requests

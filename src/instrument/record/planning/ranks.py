@@ -157,14 +157,14 @@ def _in_mesh(mesh: Any, position: dict[str, int | Iterable[int]]) -> set[int]:
     names = getattr(mesh, "mesh_dim_names", None)
     if not names or not hasattr(mesh, "mesh"):
         raise TypeError(f'"mesh" must be a DeviceMesh whose dimensions have names: {mesh!r}')
-    found = mesh.mesh
+    ranks = mesh.mesh
     for name, numbers in position.items():
         if name not in names:
             raise ValueError(f'"{name}" must be a dimension of the mesh, one of {", ".join(names)}')
         axis = names.index(name)
-        wanted = sorted(number for number in _numbers(name, numbers) if number < found.shape[axis])
-        found = found.index_select(axis, found.new_tensor(wanted))
-    return set(found.flatten().tolist())
+        wanted = sorted(number for number in _numbers(name, numbers) if number < ranks.shape[axis])
+        ranks = ranks.index_select(axis, ranks.new_tensor(wanted))
+    return set(ranks.flatten().tolist())
 
 
 def _numbers(name: str, given: int | Iterable[int]) -> set[int]:

@@ -249,8 +249,8 @@ class RequestedWindows:
 
     def _added_with(self, index: int) -> _Added | None:
         """Return the added window with number ``index``."""
-        found = (each for each, number in zip(self._added, self._added_numbers(), strict=True) if number == index)
-        return next(found, None)
+        numbered = zip(self._added, self._added_numbers(), strict=True)
+        return next((each for each, number in numbered if number == index), None)
 
     def _planned_number(self, index: int) -> int:
         """Return the number in the schedule of the planned window with number ``index``."""

@@ -181,19 +181,19 @@ class Periods:
 
     def period_of(self, step: int, duration_ns: int) -> int:
         """Return the period by which ``step`` was to be expected; 0 if there is none."""
-        self._known = [known for known in self._known if step - known.last <= _MISSES * known.every]
-        for known in self._known:
-            if (step - known.last) % known.every == 0:
-                usual = median(known.durations_ns)
-                known.last = step
-                known.durations_ns.append(duration_ns)
-                return known.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
+        self._known = [period for period in self._known if step - period.last <= _MISSES * period.every]
+        for period in self._known:
+            if (step - period.last) % period.every == 0:
+                usual = median(period.durations_ns)
+                period.last = step
+                period.durations_ns.append(duration_ns)
+                return period.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
         self._slow.append((step, duration_ns))
-        found = self._new_period(step, duration_ns)
-        if found is None:
+        new = self._new_period(step, duration_ns)
+        if new is None:
             return 0
-        self._known.append(found)
-        return found.every
+        self._known.append(new)
+        return new.every
 
     @property
     def known(self) -> set[int]:

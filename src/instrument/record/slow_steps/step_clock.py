@@ -271,5 +271,5 @@ class StepClock:
         """Return the timed steps out of the last ``count``, or out of all in the ring, in order."""
         ahead = self._last_row + self._width
         rows = [*range(ahead, len(self._rows), self._width), *range(0, self._row, self._width)]
-        found = [self.times_at(row) for row in rows[-count if count else 0 :]]
-        return [times for times in found if times.duration_ns]
+        last = [self.times_at(row) for row in rows[-count if count else 0 :]]
+        return [times for times in last if times.duration_ns]

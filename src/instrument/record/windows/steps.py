@@ -314,21 +314,21 @@ def steps(
     frame = sys._getframe(2)  # the caller of the containment around this function
     places = _counters.setdefault(frame.f_code, {})
     place = frame.f_code.co_filename, frame.f_lasti, folder
-    known = places.get(place)
+    counter = places.get(place)
     if (
-        known is not None
-        and known.schedule == _comparable_schedule(chosen)
-        and first in (known.first, known.profile.step_num)
-        and known.cell == _running_cell()
+        counter is not None
+        and counter.schedule == _comparable_schedule(chosen)
+        and first in (counter.first, counter.profile.step_num)
+        and counter.cell == _running_cell()
     ):
-        if known.arguments != arguments:
+        if counter.arguments != arguments:
             make()  # checks them
-        known.profile.annotate(models)  # not an argument, which would keep a model alive
+        counter.profile.annotate(models)  # not an argument, which would keep a model alive
     else:
-        known = places[place] = make()
+        counter = places[place] = make()
     if accumulate > 1:
-        return MicroStepIterator(iterable, known, make, accumulate)
-    return StepIterator(iterable, known, make)
+        return MicroStepIterator(iterable, counter, make, accumulate)
+    return StepIterator(iterable, counter, make)
 
 
 def _comparable_schedule(schedule: Any) -> Any:

@@ -125,10 +125,10 @@ class StepTimes:
 
 def stretches(numbers: Iterable[int]) -> list[list[int]]:
     """Return the first and the last of each run of consecutive numbers in ``numbers``, which are sorted."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            found.append([number, number])
-    return found
+            runs.append([number, number])
+    return runs
