@@ -1,7 +1,7 @@
 """Compiled modules, calls replaced without a hook, and the suspension of hooks while torch compiles or captures.
 
 It is in the attribute that `module.compile()` sets and torch reads. Some callers refuse a module with hooks,
-others run it differently; neither notices a stand-in.
+others run it differently; neither notices a replaced call.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...base.guard import guard
 from ...base.patch import TRANSPARENT, Patch, apply, leave_no_frame, undo
 
 
-class StandIn:
+class ReplacedCall:
     """Replaces a module's call, or ``compiled``; copies and pickles of the module leave it out.
 
     It is not bound to the module, as replicas of the module share it: the called module is found in the frames of
@@ -42,8 +42,8 @@ class StandIn:
 def called_module(caller: FrameType | None, expected: Any) -> Any:
     """Return the module that torch calls in ``caller`` or, past wrappers of this package, in a caller of that.
 
-    If something else called the stand-in, return ``expected``, the module that it was put on; or, inside the call
-    of a replica that shares the stand-in, that replica.
+    If something else called the replacement, return ``expected``, the module that it was put on; or, inside the
+    call of a replica that shares the replacement, that replica.
     """
     while caller is not None and caller.f_code.co_filename == TRANSPARENT:
         caller = caller.f_back
@@ -63,7 +63,7 @@ def _own_call(module: Any) -> Any:
 def compiled_call(module: Any) -> Any:
     """Return the compiled call that `module.compile()` made, or None."""
     call = vars(module).get(COMPILED_CALL)
-    while isinstance(call, StandIn):
+    while isinstance(call, ReplacedCall):
         call = call.compiled
     return call
 

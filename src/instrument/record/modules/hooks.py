@@ -36,7 +36,7 @@ from ...base.guard import guard
 from ...base.patch import transparent
 from ..regions import dispatch
 from ..regions.region import Region
-from .compiling import StandIn, called_module
+from .compiling import ReplacedCall, called_module
 from .module_calls import BackwardPass, CallStack, Layer, ModuleCall, current_pass, next_number, thread_state
 
 MAX_TENSOR_VALUES = 1000  # values to inspect: outputs may be graphs of objects or lists of millions
@@ -327,7 +327,7 @@ class ForwardHook(Hook):
             on_idle()
 
 
-class CallWrapper(StandIn):
+class CallWrapper(ReplacedCall):
     """Wraps the whole call of a module if hooks would run in compiled code or change the code that it runs."""
 
     __slots__ = ("_after", "_before", "_module")
