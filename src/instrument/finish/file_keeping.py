@@ -155,6 +155,7 @@ class Upload:
     Attributes:
         failure: why it failed; None if it did not.
         seconds: how long it took.
+        done: whether it was copied, or failed.
     """
 
     files: Mapping[str, Path]
@@ -162,6 +163,7 @@ class Upload:
     entry: Mapping[str, Any] | None = None
     failure: str | None = None
     seconds: float = 0
+    done: bool = False
 
 
 class Uploader:
@@ -174,8 +176,7 @@ class Uploader:
     def __init__(self, url: str) -> None:
         self._url = url
         self._tasks: SimpleQueue[Upload] = SimpleQueue()
-        self._waiting: list[Upload] = []  # not done yet, in order
-        self._done: list[Upload] = []
+        self._uploads: list[Upload] = []  # in order, until `take_done` returns them
         self._changed = threading.Condition()
         self._given_up = threading.Event()
         self._thread: threading.Thread | None = None
@@ -183,7 +184,7 @@ class Uploader:
     def add(self, upload: Upload) -> None:
         """Begin to copy, after those before it."""
         with self._changed:
-            self._waiting.append(upload)
+            self._uploads.append(upload)
         self._tasks.put(upload)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="instrument upload", daemon=True)
@@ -192,21 +193,23 @@ class Uploader:
     def take_done(self) -> list[Upload]:
         """Return the uploads that were done or failed since the last call."""
         with self._changed:
-            done, self._done = self._done, []
+            done = [upload for upload in self._uploads if upload.done]
+            self._uploads = [upload for upload in self._uploads if not upload.done]
         return done
 
     def wait(self, deadline: float) -> bool:
         """Wait until all are done; return False if that is not so at ``deadline``, on the monotonic clock."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting, max(deadline - time.monotonic(), 0))
+            timeout_s = max(deadline - time.monotonic(), 0)
+            return self._changed.wait_for(lambda: all(upload.done for upload in self._uploads), timeout_s)
 
     def give_up(self) -> None:
         """Fail unfinished uploads; one that hangs in its connection may go on."""
         self._given_up.set()
         with self._changed:
-            for upload in self._waiting:
-                upload.failure = upload.failure or TOO_LATE
-            self._done, self._waiting = [*self._done, *self._waiting], []
+            for upload in self._uploads:
+                if not upload.done:
+                    upload.failure, upload.done = upload.failure or TOO_LATE, True
 
     def _run(self) -> None:
         while not self._given_up.is_set():
@@ -217,11 +220,10 @@ class Uploader:
             except Exception as error:
                 failure = masked(f"{type(error).__name__}: {error}", self._url)
             with self._changed:
-                if upload not in self._waiting:  # given up
+                if upload.done:  # given up
                     return
                 upload.failure, upload.seconds = failure, round(time.monotonic() - began, 3)
-                self._waiting.remove(upload)
-                self._done.append(upload)
+                upload.done = True
                 self._changed.notify_all()
 
     def _copy(self, upload: Upload) -> None:

@@ -76,10 +76,13 @@ class CudaGraphs:
         self._followers = [*self._followers, follower]
         try:
             if not self._patches:
-                makes = (self._make_capture_begin, self._make_capture_end, self._make_replay)
                 for kind in _kinds():
-                    names = zip(_METHODS, makes, strict=True)
-                    apply((Patch(kind, name, make) for name, make in names), self._patches)
+                    patches = (
+                        Patch(kind, "capture_begin", self._make_capture_begin),
+                        Patch(kind, "capture_end", self._make_capture_end),
+                        Patch(kind, "replay", lambda original: then(original, self._on_replay)),
+                    )
+                    apply(patches, self._patches)
         except BaseException:
             self.remove(follower)
             raise
@@ -166,9 +169,6 @@ class CudaGraphs:
                 self._end_captures(graph)
 
         return capture_end
-
-    def _make_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return then(original, self._on_replay)
 
     @guard.contained(FEATURE)
     def _on_replay(self, graph: Any, *_: Any, **__: Any) -> None:

@@ -474,7 +474,20 @@ def check_values(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     Raises:
         TypeError, ValueError: a value is refused.
     """
-    _check(given)
+    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
+        value = given.get(name, False)
+        if value is None or not hasattr(value, "__bool__"):
+            raise TypeError(f'"{name}" must be True or False: {value!r}')
+    callback = given.get("custom_trace_id_callback")
+    if callback is not None and not callable(callback):
+        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
+    observer = given.get("execution_trace_observer")
+    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
+    if observer is not None and missing:
+        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
+    timeout = given.get("post_processing_timeout_s")
+    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
+        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')
     try:
         if given:
             profilers.check_options(options)
@@ -483,21 +496,3 @@ def check_values(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
             raise
         shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ValueError(f"torch.profiler refuses {shown}: {error}") from error
-
-
-def _check(options: Mapping[str, Any]) -> None:
-    """Raise now for ``options`` that torch would refuse in the middle of a run, or never."""
-    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
-        value = options.get(name, False)
-        if value is None or not hasattr(value, "__bool__"):
-            raise TypeError(f'"{name}" must be True or False: {value!r}')
-    callback = options.get("custom_trace_id_callback")
-    if callback is not None and not callable(callback):
-        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
-    observer = options.get("execution_trace_observer")
-    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
-    if observer is not None and missing:
-        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
-    timeout = options.get("post_processing_timeout_s")
-    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
-        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')

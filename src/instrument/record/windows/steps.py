@@ -295,12 +295,9 @@ def steps(
         >>> for batch in steps(loader, "runs/bert", wait=1, warmup=1, active=3):
         ...     train_step(batch)
     """
+    named = {name: value for name, value in locals().items() if name in SCHEDULE_OPTIONS}
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
         raise TypeError(f'"iterable" must be iterable: {iterable!r}')
-    named = {
-        "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
-        "skip_first_wait": skip_first_wait, "at": at, "every": every,
-    }  # fmt: skip
     models = models_in(modules)
     folder, accumulate = folder_of(out), integer("accumulate", accumulate, least=1)
     chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
