@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +19,6 @@ from ...base.part_file import remove_stale_parts
 from ...base.run_folder import how_to_show_snapshots, relative_path
 from ...base.units import counted
 from ..allocator_history.window_memory import SnapshotDump, WindowMemory
-from ..call_queues import OrderedCalls
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed
 from .finalizer_process import FEATURE, FinalizerProcess
@@ -28,6 +29,50 @@ from .summary_output import SummaryOutput
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
 _WAIT_S_PER_JOB = 0.5  # on a busy machine, each wait for the disk costs the process its turn
+
+
+class OrderedCalls:
+    """Makes a call at once, or once the calls before it are made and it is ready.
+
+    Never waits for another thread: of two that come at the same time, one makes the calls of both.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        # Held during a call; nobody waits for it. Reentrant, as an interrupt may prevent the release.
+        self._lock = threading.RLock()
+        self._is_calling = False
+
+    def add(self, call: Callable[[], object], is_ready: Callable[[], bool] = lambda: True) -> None:
+        """Make ``call`` now, or in a later `make` on any thread."""
+        self._calls.append((is_ready, call))
+        self.make()
+
+    def make(self) -> None:
+        """Make the calls that are ready, up to the first one that is not."""
+        while self._next_is_ready() and self._lock.acquire(blocking=False):
+            try:
+                if self._is_calling:  # a signal handler interrupted a call, and the loop around that one goes on
+                    return
+                self._make_next()
+            finally:
+                self._lock.release()
+
+    def _make_next(self) -> None:
+        try:
+            self._is_calling = True
+            if self._next_is_ready():
+                _, call = self._calls.popleft()
+                call()
+        finally:
+            self._is_calling = False
+
+    def _next_is_ready(self) -> bool:
+        try:
+            is_ready, _ = self._calls[0]
+        except IndexError:  # another thread made it
+            return False
+        return is_ready()
 
 
 class WindowFinalizer:

@@ -23,9 +23,8 @@ from ...base.interrupts import Suppressed, is_interrupt
 from ...base.live_objects import IdentitySet
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
-from ..planning.agreement import NOTICE_S, Agreement
 from ..planning.ranks import chosen_ranks, rank, world_size
-from ..planning.requests import RequestedWindows, WindowRequest
+from ..planning.requests import NOTICE_S, Agreement, RequestedWindows, WindowRequest
 from ..planning.schedule import Schedule
 from ..planning.triggers import SlowStepWindows, Triggers
 from ..regions.annotation import annotate
