@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -216,7 +215,8 @@ def _beyond_limits(
     beyond, number, total = [], 0, 0
     newest_first = stored.of_rank(rank)[::-1]
     newest_first.sort(key=lambda window: not window.has_steps)
-    for window in [*newest_first[:1], *sorted(newest_first[1:], key=_precedence)]:
+    others = sorted(newest_first[1:], key=lambda window: (not window.has_steps, not window.requested))
+    for window in [*newest_first[:1], *others]:
         files = files_on_disk(stored.folder, window)
         if not files or is_pinned(stored.folder, window):
             continue
@@ -225,10 +225,6 @@ def _beyond_limits(
         if number > 1 and reason:
             beyond.append((window, files, reason))
     return beyond[::-1]
-
-
-def _precedence(window: StoredWindow) -> tuple[bool, bool]:
-    return not window.has_steps, not window.requested
 
 
 def _reason(keep: Keep, number: int, total: int, age_s: float) -> str:
@@ -465,45 +461,38 @@ class Uploader:
 
     def _copy(self, upload: Upload) -> None:
         for name, path in upload.files.items():
-            self._retry(partial(_put_file, path), name, path)
+            self._retry(name, path)
         for name, text in upload.text().items():
-            self._retry(partial(_put_text, text), name)
+            self._retry(name, text)
 
-    def _retry(self, write: Callable[[Any, str], object], name: str, local: Path | None = None) -> None:
-        """Call ``write`` with the file system and the path of ``name`` there until it succeeds.
-
-        If the file ``local`` is gone, no retry brings it back.
-        """
+    def _retry(self, name: str, content: Path | bytes) -> None:
+        """Write the content of a file, or a text, to ``name`` there; try again unless the file is gone."""
         for attempt in range(_ATTEMPTS):
             try:
-                self._write(write, name)
+                self._write(name, content)
                 return
             except Exception:
                 delay_s = _FIRST_DELAY_S * 2**attempt * random.uniform(0.5, 1.5)
-                gone = local is not None and not local.exists()
+                gone = isinstance(content, Path) and not content.exists()
                 if gone or attempt + 1 == _ATTEMPTS or self._given_up.wait(delay_s):
                     raise
 
-    def _write(self, write: Callable[[Any, str], object], name: str) -> None:
+    def _write(self, name: str, content: Path | bytes) -> None:
         from fsspec.core import url_to_fs
 
         fs, root = url_to_fs(self._url)
         path = f"{root.rstrip('/')}/{name}"
+
+        def write() -> None:
+            fs.put_file(str(content), path) if isinstance(content, Path) else fs.pipe_file(path, content)
+
         try:
-            write(fs, path)
+            write()
         except FileNotFoundError:  # no such folder; object stores need none
             if not fs.exists(_top(path)):  # such as a bucket with a typing error, which must not be created
                 raise
             fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            write(fs, path)
-
-
-def _put_file(local: Path, fs: Any, path: str) -> None:
-    fs.put_file(str(local), path)
-
-
-def _put_text(text: bytes, fs: Any, path: str) -> None:
-    fs.pipe_file(path, text)
+            write()
 
 
 def _top(path: str) -> str:

@@ -33,6 +33,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -263,31 +264,7 @@ _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
 
 
 _PROCESSING = "processing a trace"
-_TRACE_WAIT_S = 60.0  # how long `finish` waits
-
-
-class TraceProcessor:
-    """Sends traces to one process, which starts with the first of them."""
-
-    def __init__(self) -> None:
-        self._process: FinalizerProcess | None = None
-        self._sent = 0
-
-    def send(self, trace: Path) -> None:
-        """Send a trace, without waiting."""
-        process = self._process
-        if process is None or not process.takes_jobs:
-            process = self._process = FinalizerProcess(trace.parent, _handle_answer, lambda process: None)
-            atexit.unregister(finish)
-            atexit.register(finish)
-        self._sent += 1
-        process.send({"kind": "trace", "job": self._sent, "path": str(trace)})
-
-    def finish(self) -> None:
-        """Wait for the traces that were sent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.end(_TRACE_WAIT_S)
+_TRACE_WAIT_S = 60.0  # how long `finish` waits for each
 
 
 def _handle_answer(answer: Mapping[str, Any]) -> None:
@@ -295,7 +272,8 @@ def _handle_answer(answer: Mapping[str, Any]) -> None:
         guard.note(_PROCESSING, CaptureError(error))
 
 
-_processor = TraceProcessor()
+_trace_processes: list[FinalizerProcess] = []  # the last one gets the traces
+_trace_numbers = count(1)
 
 
 @guard.contained(_PROCESSING)
@@ -309,11 +287,17 @@ def process_trace(trace_path: str | os.PathLike[str]) -> None:
     Args:
         trace_path: the file that `torch.profiler.profile.export_chrome_trace` wrote.
     """
-    _processor.send(Path(trace_path).absolute())
+    path = Path(trace_path).absolute()
+    if not _trace_processes or not _trace_processes[-1].takes_jobs:
+        _trace_processes.append(FinalizerProcess(path.parent, _handle_answer, lambda process: None))
+        atexit.unregister(finish)
+        atexit.register(finish)
+    _trace_processes[-1].send({"kind": "trace", "job": next(_trace_numbers), "path": str(path)})
 
 
 @guard.contained(_PROCESSING)
 def finish() -> None:
     """Wait until the files of all traces are written, for a minute."""
     with exiting():
-        _processor.finish()
+        while _trace_processes:
+            _trace_processes.pop().end(_TRACE_WAIT_S)

@@ -312,13 +312,14 @@ class WindowFinalizer:
             return
         wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
-        text = "instrument: finishing the windows"
+        work = "the windows"
         with guard.contained(FEATURE):
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
-            text = _finishing(sizes)
-        with self.output.waiting_line(text) as update:
+            megabytes = f"{sum(sizes) / 1e6:,.0f} MB"
+            work = f"{counted(len(sizes), 'window')}, {megabytes}" if sizes else "the summary and the files"
+        with self.output.waiting_line(f"instrument: finishing {work}") as update:
             try:
                 process.end(wait_s, update)
             except Exception as error:
@@ -382,7 +383,8 @@ class WindowFinalizer:
             about = _about(answer if "entry" in answer else self._jobs.get(answer.get("job", 0), {}))
             job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
             for line in answer["noted"]:
-                _log_noted(line)
+                fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
+                (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
             failed = self._jobs.pop(answer.get("window", 0) if "entry" in answer else job.get("window", 0), job)
             if "entry" in answer:
                 self._manifest.add(answer["entry"], written=answer["written"])
@@ -444,22 +446,6 @@ class WindowFinalizer:
 def _about(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
     return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
-
-
-def _log_noted(line: Mapping[str, Any]) -> None:
-    """Log what happened to files: a line of the manifest with the key ``event``."""
-    fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
-    (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
-
-
-def _finishing(sizes: Sequence[int]) -> str:
-    """Return what the end of a run waits for; ``sizes``: those of the traces that are left, in bytes."""
-    work = (
-        f"finishing {counted(len(sizes), 'window')}, {sum(sizes) / 1e6:,.0f} MB"
-        if sizes
-        else "finishing the summary and the files"
-    )
-    return f"instrument: {work}"
 
 
 def _cwd() -> str | None:

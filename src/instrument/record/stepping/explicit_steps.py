@@ -7,6 +7,7 @@ import inspect
 import itertools
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,10 +189,9 @@ class FunctionCallSteps:
             undo(self._patches)
             raise
         self._stay_removed()
-        code, frame = getattr(inspect.unwrap(unbound), "__code__", None), sys._getframe()
-        while frame is not None:
-            self.found_while_running = self.found_while_running or frame.f_code is code
-            frame = frame.f_back  # type: ignore[assignment]
+        code = getattr(inspect.unwrap(unbound), "__code__", None)
+        if any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe())):
+            self.found_while_running = True
 
     def _make_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -205,15 +205,12 @@ def folder_of(out: Any) -> Path:
         TypeError, ValueError: ``out`` is not a path, or a URL.
     """
     if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+        hint = '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{hint}')
     if "://" in str(out):
         shown = masked(str(out))
         raise ValueError(f'"out" must be a local folder: {shown!r}; "upload" copies it: upload={shown!r}')
     return Path(out).absolute()
-
-
-def _hint(out: object) -> str:
-    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
 def _resolved(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:

@@ -119,7 +119,8 @@ class Profile(ScheduleFollower):
         Raises:
             TypeError, ValueError: an argument is not accepted; the message gives its name and value.
         """
-        _check_name(name)
+        if not isinstance(name, str) or not _PHASE_NAME.fullmatch(name) or name == "step":
+            raise ValueError(f'"name" must be a word such as "eval", and not "step": {name!r}')
         if not self._initialized or self._process not in (0, os.getpid()):  # the windows are those of the parent
             return annotate(name)
         if name not in self._phases:
@@ -392,17 +393,6 @@ class Profile(ScheduleFollower):
         if not hasattr(self._last_capture, "profiler"):
             raise CaptureError(f"{method}: no window was recorded by torch.profiler so far")
         return self._last_capture
-
-
-def _check_name(name: object) -> str:
-    """Return ``name`` if it can be a part of the name of a folder.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    if not isinstance(name, str) or not _PHASE_NAME.fullmatch(name) or name == "step":
-        raise ValueError(f'"name" must be a word such as "eval", and not "step": {name!r}')
-    return name
 
 
 class PhaseBlock:

@@ -282,7 +282,8 @@ class WindowRecorder:
             if action is StepAction.ACTIVE:
                 about = {}
                 if self._recording.start_ns is None:
-                    about = self._metadata | self._about(window)
+                    reasons = "; ".join(self._schedule.opened_by(window))
+                    about = self._metadata | {OPENED_BY: reasons, MACHINE: machine(), CORES: str(usable_cores())}
                     with self._recording.cost.stall():
                         self._outcomes.note_open(window)
                 self._recording.step(
@@ -312,12 +313,6 @@ class WindowRecorder:
     def _on_thread_end(self, recording: Recording) -> None:
         """End ``recording``, as its thread is about to end."""
         raise NotImplementedError
-
-    def _about(self, window: Window) -> dict[str, str]:
-        """Return what the trace says of the window and of where it was recorded."""
-        reasons = "; ".join(self._schedule.opened_by(window))
-        where = {MACHINE: machine(), CORES: str(usable_cores())}
-        return {OPENED_BY: reasons, **where}
 
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
