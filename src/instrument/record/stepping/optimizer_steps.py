@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, TypeAlias
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from ...base.compat import autograd
 from ...base.guard import guard
 from ...base.live_objects import IdentitySet
@@ -84,8 +87,6 @@ class OptimizerSteps:
 
         An interrupt inside torch's registration leaves a hook that does nothing.
         """
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         try:
             self._graphs.follow()
             self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -127,8 +128,6 @@ class OptimizerSteps:
             undo(self._patches)
 
     def _new_patches(self) -> Iterator[Patch]:
-        import torch
-
         yield Patch(torch.amp.GradScaler, "step", self._make_scaler_step)
         yield parts.wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())

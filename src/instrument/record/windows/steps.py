@@ -148,11 +148,16 @@ class StepIterator(Generic[T]):
     """The items of ``iterable``, each a step of ``profile``. Iterating again, as for an epoch, counts on."""
 
     def __init__(
-        self, iterable: Iterable[T], counter: LoopStepCounter, again: Callable[[], LoopStepCounter]
+        self,
+        iterable: Iterable[T],
+        counter: LoopStepCounter,
+        again: Callable[[], LoopStepCounter],
+        accumulate: int = 1,
     ) -> None:
         self._iterable = iterable
         self._counter = counter
         self._make_counter = again  # makes another count, for a nested or concurrent loop
+        self._accumulate = accumulate
 
     @property
     def profile(self) -> Profile:
@@ -203,16 +208,6 @@ class StepIterator(Generic[T]):
 
 class MicroStepIterator(StepIterator[T]):
     """The items of ``iterable``, each in a region "micro-step"; every ``accumulate`` of them are a step."""
-
-    def __init__(
-        self,
-        iterable: Iterable[T],
-        counter: LoopStepCounter,
-        again: Callable[[], LoopStepCounter],
-        accumulate: int,
-    ) -> None:
-        super().__init__(iterable, counter, again)
-        self._accumulate = accumulate
 
     def __iter__(self) -> Iterator[T]:
         groups: Iterator[Any] = super().__iter__()
@@ -323,9 +318,8 @@ def steps(
         counter.profile.annotate(models)  # not an argument, which would keep a model alive
     else:
         counter = places[place] = make()
-    if accumulate > 1:
-        return MicroStepIterator(iterable, counter, make, accumulate)
-    return StepIterator(iterable, counter, make)
+    kind = StepIterator if accumulate == 1 else MicroStepIterator
+    return kind(iterable, counter, make, accumulate)
 
 
 def _comparable_schedule(schedule: Any) -> Any:
