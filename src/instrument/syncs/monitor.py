@@ -15,7 +15,7 @@ from types import FrameType
 
 from ..base.compat import autograd
 from ..base.guard import guard
-from ..record.modules.uncompiled import skip_package
+from ..record.modules.compiling import skip_package
 from . import wrappers
 from .calls import (
     Caller,

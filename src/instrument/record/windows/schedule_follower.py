@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -330,7 +330,13 @@ class ScheduleFollower(WindowRecorder):
 
     @guard.contained(FEATURE)
     def pause(
-        self, *, begun: bool, cut: bool = False, error: BaseException | None = None, wait: bool = True
+        self,
+        *,
+        begun: bool,
+        cut: bool = False,
+        error: BaseException | None = None,
+        wait: bool = True,
+        left: bool = False,
     ) -> None:
         """Close an open window at the end of a loop that may continue with `start`.
 
@@ -345,14 +351,10 @@ class ScheduleFollower(WindowRecorder):
             cut: the current step probably did not end.
             error: as for `end`.
             wait: whether to print a summary, and to wait for the files after the last window.
+            left: whether the program left the loop: Python ignores errors of a generator that it closes.
         """
-        self._request_change(self._pause, begun, cut, error, wait)
-
-    @guard.contained(FEATURE)
-    def pause_left_loop(self, *, begun: bool, cut: bool) -> None:
-        """Do as `pause`, where the program left the loop: Python ignores errors of a generator that it closes."""
-        with self._waiting_until_interrupted():
-            self.pause(begun=begun, cut=cut)
+        with self._waiting_until_interrupted() if left else nullcontext():
+            self._request_change(self._pause, begun, cut, error, wait)
 
     @guard.contained(FEATURE)
     def _pause(self, begun: bool, cut: bool, error: BaseException | None, wait: bool) -> None:

@@ -101,8 +101,7 @@ class LoopStepCounter:
             left: the program left the loop before its last item.
         """
         begun = not self.step_open
-        pause = self.profile.pause_left_loop if left else self.profile.pause
-        pause(begun=begun, cut=not begun and self._updates < self._max_updates)
+        self.profile.pause(begun=begun, cut=not begun and self._updates < self._max_updates, left=left)
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
