@@ -23,28 +23,6 @@ _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
 
 
-class PhaseNames:
-    """Finds the phase that a region shows by its name.
-
-    Attributes:
-        columns: for each name so far, the column of its phase, from 1; 0 if it shows none.
-    """
-
-    def __init__(self, phases: Sequence[str]) -> None:
-        self.columns: dict[str, int] = {}
-        self._phases = {phase: column for column, phase in enumerate(phases, 1)}
-
-    def add(self, name: str) -> int:
-        """Return the column of a name that is not in `columns`, and add it."""
-        phase = next((phase for prefix, phase in _TORCH if name.startswith(prefix)), None)
-        if phase is None:
-            phase = name if name in self._phases else _SEPARATOR.split(name)[-1]
-        if len(self.columns) >= _MAX_NAMES:
-            self.columns.clear()
-        column = self.columns[name] = self._phases.get(phase, 0)
-        return column
-
-
 class StepTimes(NamedTuple):
     """The times of one step.
 
@@ -98,8 +76,8 @@ class StepClock:
         self._width = 1 + len(self.phases)
         self._blocks = -(-steps // BLOCK) + 1  # one of them is being filled
         self.begin_ring()
-        self._names = PhaseNames(self.phases)
-        self._columns = self._names.columns
+        self._phase_columns = {phase: column for column, phase in enumerate(self.phases, 1)}
+        self._columns: dict[str, int] = {}  # of the phase that each name so far shows; 0: none
         self._thread = get_ident()  # of the loop
         self._phase = 0  # the column of the open phase
         self._opened_ns = _CLOSED  # when that phase was opened, unless none is open or the clock is paused
@@ -201,12 +179,22 @@ class StepClock:
         try:
             column = self._columns[region.name]
         except KeyError:
-            column = self._names.add(region.name)
+            column = self._add_name(region.name)
         if not column or get_ident() != self._thread:
             return None
         self._phase = column
         self._opened_ns = self._since_ns = now = perf_counter_ns()
         return now
+
+    def _add_name(self, name: str) -> int:
+        """Return the column of the phase that a region shows by its name, which was not seen yet."""
+        phase = next((phase for prefix, phase in _TORCH if name.startswith(prefix)), None)
+        if phase is None:
+            phase = name if name in self._phase_columns else _SEPARATOR.split(name)[-1]
+        if len(self._columns) >= _MAX_NAMES:
+            self._columns.clear()
+        column = self._columns[name] = self._phase_columns.get(phase, 0)
+        return column
 
     def pop(self, opened_ns: int | None) -> None:
         """Close the phase, if `push` opened one and it is still open."""
@@ -218,7 +206,7 @@ class StepClock:
 
     def _push_inner(self, region: Region) -> int | None:
         """Open a phase in that of the optimizer; return when, negated."""
-        column = self._columns.get(region.name) or self._names.add(region.name)
+        column = self._columns.get(region.name) or self._add_name(region.name)
         if column in (0, OPTIMIZER) or self._inner_ns or self._opened_ns == _PAUSED or get_ident() != self._thread:
             return None
         self._inner = column

@@ -409,7 +409,7 @@ class ScheduleFollower(WindowRecorder):
             if self._ended_without_step[1] == _MAX_THREADS_WITHOUT_STEP:
                 self._fail_window(window, CaptureError(reason))
             else:
-                self._put_off(window)
+                self._missed_windows[window.index] = window
 
     @guard.contained(FEATURE)
     def abandon(self, reason: str) -> None:

@@ -149,7 +149,7 @@ class WindowRecorder:
         self._finalizer = self._outcomes.finalizer
         self._memory = MemoryRecorder(options.memory) if options.memory is not None else None
         self._times = StepTimes()
-        self._missed_windows: list[Window] = []  # the windows that should have opened at a postponed change
+        self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
 
     @property
     def recording_thread(self) -> int | None:
@@ -223,13 +223,8 @@ class WindowRecorder:
             return False
         opened = recording.window.index if recording is not None else self._last_finished_index
         if window is not None and window.index > opened:
-            self._put_off(window)
+            self._missed_windows[window.index] = window  # opens later, if at all
         return True
-
-    def _put_off(self, window: Window) -> None:
-        """Note that ``window`` opens later, if at all."""
-        others = [other for other in self._missed_windows if other.index != window.index]
-        self._missed_windows = [*others, window]
 
     def _is_due(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
@@ -245,8 +240,8 @@ class WindowRecorder:
 
     def _note_missed(self, window: Window | None) -> None:
         """Note windows that ended before they could open, now that ``window`` can."""
-        put_off, self._missed_windows = self._missed_windows, []
-        for missed in put_off:
+        put_off, self._missed_windows = self._missed_windows, {}
+        for missed in put_off.values():
             if window is None or missed.index != window.index:
                 self._last_finished_index = missed.index
                 self._outcomes.note(missed, "skipped", self._postponement_reason, step=self.step_num)
