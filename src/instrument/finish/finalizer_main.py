@@ -74,11 +74,8 @@ class FinalizerJobs:
         return self._completed(answer)
 
     def _completed(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        return {**answer, "noted": self._take_noted(), "errors": self._errors}
-
-    def _take_noted(self) -> list[Mapping[str, Any]]:
-        """Return the lines about files since the last answer, for the log."""
-        return self._keeping.take_unlogged() if self._keeping is not None else []
+        noted = self._keeping.take_unlogged() if self._keeping is not None else []
+        return {**answer, "noted": noted, "errors": self._errors}
 
     def jobs_without_timing(self) -> list[Job]:
         """Return jobs that write the lines of windows whose timing never came."""
