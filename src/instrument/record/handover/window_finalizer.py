@@ -135,16 +135,16 @@ class WindowFinalizer:
             diagnose: whether its diagnosis is written beside its trace.
             ranks: the ranks that record it; the summary compares several.
         """
+        job: dict[str, Any] = {"entry": entry}
+        if capture.raw is not None:
+            job |= {"raw": str(capture.raw), "beside": [str(path) for path in files if path != capture.raw]}
         self.received += 1
         self.last_window = 0
-        job: dict[str, Any] = {"entry": entry}
         try:
-            if capture.raw is not None:
-                job |= {"raw": str(capture.raw), "beside": [str(path) for path in files if path != capture.raw]}
-            entry["files"] = describe_files(files, self._manifest.folder)
             self._drop_ended_process()
             if capture.raw is None:
                 self._unreported_windows += 1
+                entry["files"] = describe_files(files, self._manifest.folder)
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
@@ -159,6 +159,7 @@ class WindowFinalizer:
         except BaseException as error:
             with guard.contained(FEATURE):
                 if not self.last_window:  # else `finish` writes the line, perhaps called by a signal handler
+                    entry["files"] = describe_files(files, self._manifest.folder)
                     self._finish_without_process(job, f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):
                 raise
@@ -185,8 +186,7 @@ class WindowFinalizer:
             return
         entry = job["entry"]
         entry["timing"] = timing
-        if history is not None:
-            entry["memory"] = self._note_memory(entry, history)
+        self._note_memory(entry, history)
         if "raw" in job:
             self._send("timed", window=number, timing=timing, memory=entry["memory"])
         elif self._jobs.pop(number, None) is not None:
@@ -209,20 +209,20 @@ class WindowFinalizer:
 
     @guard.contained(FEATURE)
     def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
-        if history is not None:
-            entry["memory"] = self._note_memory(entry, history)
+        self._note_memory(entry, history)
         self._write_line(entry)
 
-    def _note_memory(self, entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
-        """Return the outcome of the memory snapshot of a window for its line; log and count it."""
-        memory = history.entry()
+    def _note_memory(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
+        """Put the outcome of the memory snapshot of a window into its line; log and count it."""
+        if history is None:
+            return
+        memory = entry["memory"] = history.entry()
         if memory is not None and history.dump is not None:
             about = {name: entry[name] for name in ("window", "rank")}
             (log.warning if memory["status"] == "failed" else log.info)("window.memory", **about, **memory)
             if memory["status"] == "recorded":
                 self._snapshots.append(history.dump.path)
                 self._unreported_snapshots += 1
-        return memory
 
     def _write_line(self, entry: dict[str, Any]) -> None:
         add_snapshot(entry, self._manifest.folder)
@@ -261,10 +261,8 @@ class WindowFinalizer:
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
             elif new_steps:
-                self.report_line(
-                    on_summary,
-                    "\n  ".join(("the slowest steps (the first 32 are not judged)", *said["worst_steps"])),
-                )
+                lines = ("the slowest steps (the first 32 are not judged)", *said["worst_steps"])
+                self.report_line(on_summary, "\n  ".join(lines))
             if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
                 self.report_line(on_summary, how_to_show_snapshots(number, folder))
