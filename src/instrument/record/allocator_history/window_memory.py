@@ -255,42 +255,21 @@ class WindowMemory:
         }
 
 
-class MemoryRecorder:
-    """Decides which windows of a profile record the history: on a cadence of its own, as it holds the loop.
+def too_early(options: MemoryHistory, last: WindowMemory | None) -> str | None:
+    """Return why a window that nobody requested records no history, in words; None if it does.
 
-    The first window does, each that somebody requests, and otherwise one at the earliest after
-    `MemoryHistory.every`, or after 100 times what the last snapshot held the loop for.
+    A snapshot holds the loop, so there is one at the earliest after `MemoryHistory.every`, or after 100 times what
+    the last one held the loop for.
     """
-
-    def __init__(self, options: MemoryHistory) -> None:
-        self._options = options
-        self._last: WindowMemory | None = None
-
-    def window(self, folder: Path, prefix: str, *, requested: bool) -> WindowMemory:
-        """Return what records a window.
-
-        Args:
-            folder: its folder.
-            prefix: how the names of its files begin.
-            requested: whether somebody requested it.
-        """
-        skipped = None if requested else self._too_early()
-        made = WindowMemory(self._options, folder, prefix, skipped)
-        if skipped is None:
-            self._last = made
-        return made
-
-    def _too_early(self) -> str | None:
-        last = self._last
-        if last is None or last.stopped_at is None:
-            return None
-        least = self._options.every_s
-        wait_s = 100 * last.stall_s if least is None else least
-        passed_s = time.monotonic() - last.stopped_at
-        if passed_s >= wait_s:
-            return None
-        why = f"held the loop for {last.stall_s:.3g} s" if least is None else f"is {passed_s:.0f} s old"
-        return f'the last snapshot {why}, so that the next one is due {wait_s:.3g} s after it ("every")'
+    if last is None or last.stopped_at is None:
+        return None
+    least = options.every_s
+    wait_s = 100 * last.stall_s if least is None else least
+    passed_s = time.monotonic() - last.stopped_at
+    if passed_s >= wait_s:
+        return None
+    why = f"held the loop for {last.stall_s:.3g} s" if least is None else f"is {passed_s:.0f} s old"
+    return f'the last snapshot {why}, so that the next one is due {wait_s:.3g} s after it ("every")'
 
 
 MOST = 100_000  # begins and ends that are kept, the newest ones: 10 MB of a snapshot

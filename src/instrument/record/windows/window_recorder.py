@@ -22,7 +22,7 @@ from ...base.guard import guard
 from ...base.interrupts import is_interrupt
 from ...base.process_id import machine, usable_cores
 from ...base.trace_marks import CORES, MACHINE, OPENED_BY, OWN_WORK
-from ..allocator_history.window_memory import MemoryRecorder, WindowMemory
+from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
 from ..handover.manifest import refuse_full_disk, size_of
@@ -147,7 +147,7 @@ class WindowRecorder:
         self._driver = driver
         self._outcomes = Outcomes(out, schedule, exporter, options, driver)
         self._finalizer = self._outcomes.finalizer
-        self._memory = MemoryRecorder(options.memory) if options.memory is not None else None
+        self._last_memory: WindowMemory | None = None  # of the last window that recorded the history
         self._times = StepTimes()
         self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
 
@@ -392,10 +392,15 @@ class WindowRecorder:
 
     def _window_memory(self, window: Window) -> WindowMemory | None:
         """Return what records the history of GPU memory in ``window``."""
-        if self._memory is None:
+        options = self._options.memory
+        if options is None:
             return None
         requested = any(reason != SCHEDULE for reason in self._schedule.opened_by(window))
-        return self._memory.window(self._folder(window), self._prefix, requested=requested)
+        skipped = None if requested else too_early(options, self._last_memory)
+        memory = WindowMemory(options, self._folder(window), self._prefix, skipped)
+        if skipped is None:
+            self._last_memory = memory
+        return memory
 
     @property
     def _prefix(self) -> str:
