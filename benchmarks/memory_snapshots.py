@@ -20,8 +20,7 @@ from typing import Any
 from measure import medians, show
 
 import instrument
-from instrument.record.allocator_history.dump import SnapshotDump
-from instrument.record.allocator_history.window_memory import RegionLog
+from instrument.record.allocator_history.window_memory import RegionLog, SnapshotDump
 from instrument.record.regions import dispatch
 
 EVENTS = int(sys.argv[1]) if len(sys.argv) > 1 else 100_000

@@ -15,7 +15,7 @@ import instrument
 from instrument.base.config import RUN
 from instrument.integrations.loop import Loop, loop_from_environment
 from instrument.record.allocator_history.options import MemoryHistory
-from instrument.record.exporters.torch_options import DETAILS
+from instrument.record.exporters.torch_profiler import DETAILS
 from instrument.start import commands
 from instrument.start.cli import app
 from instrument.start.commands.run import Profiler

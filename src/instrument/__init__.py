@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .record.planning.schedule import Schedule, Window, schedule
     from .record.regions.annotation import annotate, mark
     from .record.slow_steps.box import BlackBox, black_box
-    from .record.slow_steps.slow_step import SlowStep
+    from .record.slow_steps.judging import SlowStep
     from .record.windows.api import profile
     from .record.windows.profile import Profile
     from .record.windows.steps import steps
@@ -120,7 +120,7 @@ _HOMES = {
     "Profile": ".record.windows.profile",
     "Schedule": ".record.planning.schedule",
     "SlimTrace": ".explain.slimming.slim",
-    "SlowStep": ".record.slow_steps.slow_step",
+    "SlowStep": ".record.slow_steps.judging",
     "SyncError": ".base.errors",
     "SyncReport": ".explain.waits.report",
     "Trace": ".read.tables.trace",

@@ -89,8 +89,8 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
 @pytest.mark.parametrize("written", [True, False])
 def test_sigkill_before_the_line_is_written(tmp_path: Path, written: bool) -> None:
     """The line says whether the snapshot is there: whole, or not at all."""
-    hang = "import time; from instrument.record.allocator_history import dump; dump.publish = lambda *_: "
-    hang += "time.sleep(99)"
+    hang = "import time; from instrument.record.allocator_history import window_memory; "
+    hang += "window_memory.publish = lambda *_: time.sleep(99)"
     program(tmp_path, 10**9, "pass" if written else f"exec({hang!r})")
     out = tmp_path / "runs/instrument/window-0001"
     command = [*RUN, "--memory", "snapshot", "--steps", "2-3", "--", "train.py"]

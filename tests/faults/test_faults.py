@@ -61,7 +61,7 @@ MANIFEST = (
     "instrument.record.handover.window_finalizer:WindowFinalizer._",
     "instrument.record.handover.window_finalizer:WindowFinalizer.finish",
     "instrument.record.windows.outcomes:Outcomes.entry",
-    "instrument.record.windows.run_ender:RunEnder._finish",
+    "instrument.record.windows.schedule_follower:ScheduleFollower._finish",
     "instrument.record.windows.outcomes:Outcomes.note",
     "instrument.record.windows.outcomes:Outcomes._prints_summary",
     "instrument.record.handover.manifest:",

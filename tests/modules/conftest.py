@@ -12,7 +12,7 @@ from torch import nn
 
 import instrument
 from instrument.base.live_objects import IdentitySet
-from instrument.record.modules.compiling import StandIn
+from instrument.record.modules.compiling import ReplacedCall
 from instrument.record.modules.hooks import Hook
 from instrument.record.modules.installer import installer
 from instrument.record.modules.labels import optimizers
@@ -35,7 +35,7 @@ def no_hook_left() -> Iterator[None]:
     installer.clear()
     for module in modules:
         held = [*vars(module).values(), *module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-        assert not [thing for thing in held if isinstance(thing, (Hook, StandIn))], module
+        assert not [thing for thing in held if isinstance(thing, (Hook, ReplacedCall))], module
     assert not patches
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.record.modules import backward
+from instrument.record.modules import hooks
 from instrument.record.modules.hooks import Hook
 from tests.modules.conftest import AttachEmitter
 from tests.support.cuda_graphs import emulate
@@ -149,13 +149,13 @@ def test_search_of_outputs() -> None:
     """Each object in an output is visited once, up to a limit, without calling its methods."""
     root = Tree(torch.ones(1))
     root.children = [Tree(torch.ones(1), root) for _ in range(200)]
-    assert len(list(backward.tensors(root))) == 201
+    assert len(list(hooks.tensors(root))) == 201
     loop: list[Any] = [torch.ones(1)]
     loop += [loop] * 6
-    assert len(list(backward.tensors(loop))) == 1
-    assert len(list(backward.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
-    assert len(list(backward.tensors(Lazy(a=torch.ones(1))))) == 1
-    assert len(list(backward.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
+    assert len(list(hooks.tensors(loop))) == 1
+    assert len(list(hooks.tensors((torch.ones(1), list(range(1_000_000)))))) == 1
+    assert len(list(hooks.tensors(Lazy(a=torch.ones(1))))) == 1
+    assert len(list(hooks.tensors(Slotted(torch.ones(1), torch.ones(1))))) == 2
 
 
 def test_modules_shared_at_every_level(attach_emitter: AttachEmitter) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from instrument.record.call_queues import ChangeQueue
+from instrument.record.windows.window_recorder import ChangeQueue
 
 
 def call_interrupted(call: Callable[[], None], at: int) -> bool:
@@ -20,7 +20,7 @@ def call_interrupted(call: Callable[[], None], at: int) -> bool:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal lines
-        if not frame.f_code.co_filename.endswith("call_queues.py"):
+        if not frame.f_code.co_filename.endswith("window_recorder.py"):
             return None
         if event == "line":
             lines += 1

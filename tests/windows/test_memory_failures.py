@@ -14,7 +14,7 @@ import torch
 
 import instrument
 from instrument.base.guard import guard
-from instrument.record.allocator_history import dump, window_memory
+from instrument.record.allocator_history import window_memory
 from instrument.record.allocator_history.options import MemoryHistory
 from instrument.record.handover import window_finalizer
 
@@ -212,13 +212,13 @@ def test_out_of_memory_in_a_window_that_fails(out: Path, allocator: Allocator, l
 
 def writing(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
     """Call ``before`` before each write to a snapshot."""
-    write = dump._LimitedFile.write
+    write = window_memory._LimitedFile.write
 
     def changed(file: Any, data: bytes) -> int:
         before()
         return write(file, data)
 
-    monkeypatch.setattr(dump._LimitedFile, "write", changed)
+    monkeypatch.setattr(window_memory._LimitedFile, "write", changed)
 
 
 @pytest.mark.usefixtures("lenient")

@@ -18,7 +18,7 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.run_folder import files_of, traces_of
 from instrument.record.allocator_history import window_memory
-from instrument.record.allocator_history.dump import SnapshotDump
+from instrument.record.allocator_history.window_memory import SnapshotDump
 from instrument.record.handover.window_finalizer import WindowFinalizer
 
 from ..support.allocator import FREE, Allocator, allocator

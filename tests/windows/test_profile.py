@@ -24,7 +24,7 @@ from instrument.base.compat import gpu
 from instrument.base.config import settings as instrument_settings
 from instrument.base.errors import CaptureError
 from instrument.record.planning.schedule import Schedule, StepAction
-from instrument.record.windows.options import TorchProfilerOptions
+from instrument.record.windows.api import TorchProfilerOptions
 
 from ..support.torch_versions import has_a_timeout, names_activities
 from .training import (

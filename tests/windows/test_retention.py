@@ -16,7 +16,7 @@ import pytest
 
 import instrument
 from instrument.base.run_folder import entries_of, traces_in
-from instrument.finish.stored_windows import StoredWindows, remove_old_windows
+from instrument.finish.file_keeping import StoredWindows, remove_old_windows
 from instrument.record.handover.manifest import append
 from instrument.record.handover.storage import Keep, Storage
 from instrument.record.planning.requests import WindowRequest

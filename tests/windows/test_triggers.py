@@ -21,9 +21,11 @@ import instrument
 from instrument.base import process_id
 from instrument.base.files import LineFile
 from instrument.record.planning import agreement, command_files
+from instrument.base.line_file import LineFile
+from instrument.record.planning import command_files, requests
 from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest
-from instrument.record.planning.triggers import DailyAt, Every, TouchedFile
+from instrument.record.planning.triggers import periods, times_of_day, touches
 from instrument.start.cli import app
 
 from ..support import programs, warm
@@ -87,14 +89,14 @@ def test_periods_and_times_of_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """A period is due once each time it has passed, however late it is checked; a time of day once a day."""
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    every = Every(10)
+    every = periods(10)
     found = []
     for now[0] in (100, 109.9, 110, 115, 120.5, 165, 169, 170):
-        found.append(every.check() is not None)
+        found.append(next(every) is not None)
     assert [False, False, True, False, True, True, False, True] == found
-    daily = DailyAt(3, 30)
-    assert daily.check() is None
-    assert daily.check() is None
+    daily = times_of_day(3, 30)
+    assert next(daily) is None
+    assert next(daily) is None
 
 
 def test_the_time_opens_a_window(out: Path) -> None:
@@ -243,7 +245,7 @@ def test_what_a_rank_of_a_job_will_do(
     said: str,
 ) -> None:
     """The ranks agree on a step first, whether this rank records or not."""
-    monkeypatch.setattr(agreement, "job_store", lambda prefix: torch.distributed.HashStore())
+    monkeypatch.setattr(requests, "job_store", lambda prefix: torch.distributed.HashStore())
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with instrument.profile(out, triggers="command", ranks=ranks):
@@ -415,14 +417,14 @@ def test_a_forked_child_leaves_the_commands(out: Path) -> None:
 def test_a_file_that_vanishes(tmp_path: Path) -> None:
     """Removing the file opens nothing; making it anew does."""
     file = tmp_path / "trigger"
-    watched = TouchedFile(file)
-    found = [watched.check()]
+    watched = touches(file)
+    found = [next(watched)]
     file.touch()
-    found.append(watched.check())
+    found.append(next(watched))
     file.unlink()
-    found += [watched.check(), watched.check()]
+    found += [next(watched), next(watched)]
     file.touch()
-    found.append(watched.check())
+    found.append(next(watched))
     assert [False, True, False, False, True] == [each is not None for each in found]
 
 

@@ -17,8 +17,7 @@ import pytest
 import instrument
 from instrument.base.run_folder import entries_of, files_of
 from instrument.finish import file_keeping as module
-from instrument.finish.file_keeping import FileKeeping, Upload, Uploader
-from instrument.finish.stored_windows import StoredWindows
+from instrument.finish.file_keeping import FileKeeping, StoredWindows, Upload, Uploader
 from instrument.record.handover.storage import Storage, masked
 
 from ..support.finalizers import eventually, finalizer

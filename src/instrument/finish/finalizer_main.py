@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Any
 from ..base import process_id
 from ..base.files import LineFile, remove_stale_parts, sync
 from ..base.run_folder import NAME, killed, relative_path
+from ..base.line_file import LineFile
+from ..base.part_file import part_file, remove_stale_parts, sync
+from ..base.run_folder import DIAGNOSIS, NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
 from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
@@ -30,6 +33,7 @@ from .file_keeping import FileKeeping
 
 if TYPE_CHECKING:
     from ..read.measures.summary import Summary
+    from ..read.measures.timing import Timing
 
 Job = Mapping[str, Any]
 _UPLOADING = "uploading windows"  # the name of the feature in the log
@@ -72,11 +76,8 @@ class FinalizerJobs:
         return self._completed(answer)
 
     def _completed(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        return {**answer, "noted": self._take_noted(), "errors": self._errors}
-
-    def _take_noted(self) -> list[Mapping[str, Any]]:
-        """Return the lines about files since the last answer, for the log."""
-        return self._keeping.take_unlogged() if self._keeping is not None else []
+        noted = self._keeping.take_unlogged() if self._keeping is not None else []
+        return {**answer, "noted": noted, "errors": self._errors}
 
     def jobs_without_timing(self) -> list[Job]:
         """Return jobs that write the lines of windows whose timing never came."""
@@ -161,7 +162,10 @@ class FinalizerJobs:
         add_snapshot(entry, Path(folder))
         if diagnosed is not None:
             with self._collect_error("the diagnosis"):
-                entry["diagnosis"] = _write_diagnosis(diagnosed, entry, Path(folder))
+                from ..read.measures.timing import Timing
+
+                written = write_diagnosis(diagnosed, Timing.from_manifest(entry))
+                entry["diagnosis"] = describe_files(written, Path(folder))
         answer = self._write_line({"entry": entry, "folder": folder})
         with self._collect_error("the summary"):
             self._add_to_summary(summary, entry)
@@ -246,14 +250,17 @@ class FinalizerJobs:
 
     def _process_trace(self, job: Job) -> dict[str, Any]:
         """Compress a trace that the program exported; write its summary and its diagnosis beside it."""
-        from .window_files import write_diagnosis, write_summary
+        from ..read.jobs.read import read_trace
+        from ..read.measures.summary import summarize
+        from ..show.terminal.summary import summary_text
 
         path = Path(job["path"])
         if path.suffix != ".gz":
             raw, path = path, compress(path)
             raw.unlink(missing_ok=True)
         with self._collect_error("the summary"):
-            write_summary(path)
+            text = summary_text(summarize(read_trace(path)), files=[path], folder=path.parent)
+            _write(_beside(path, "summary.txt"), text)
         write_diagnosis(path)
         return {}
 
@@ -271,8 +278,8 @@ class FinalizerJobs:
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         for left in folder.glob(".*.jobs"):
-            found = re.fullmatch(FOLDER_NAME, left.name)
-            if found is not None and process_id.has_exited(found):
+            name = re.fullmatch(FOLDER_NAME, left.name)
+            if name is not None and process_id.has_exited(name):
                 shutil.rmtree(left, ignore_errors=True)
         return {}
 
@@ -338,11 +345,35 @@ class FinalizerJobs:
             self._add_error(what, error)
 
 
-def _write_diagnosis(trace: Path, entry: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    from ..read.measures.timing import Timing
-    from .window_files import write_diagnosis
+def write_diagnosis(trace: Path, timing: Timing | None = None) -> list[Path]:
+    """Diagnose ``trace``, write NAME.diagnosis.json and NAME.diagnosis.html beside it, and return their paths.
 
-    return describe_files(write_diagnosis(trace, Timing.from_manifest(entry)), folder)
+    Args:
+        trace: the file, plain or gzipped.
+        timing: the steps around the window; by default those in the manifest, if it has a line for the trace.
+
+    Raises:
+        TraceError, OSError: the trace cannot be read, or a file cannot be written.
+    """
+    from ..explain.diagnosis.diagnose import diagnose
+
+    diagnosis = diagnose(trace, timing=timing)
+    data = _write(_beside(trace, DIAGNOSIS[1:]), diagnosis.to_json())
+    return [data, diagnosis.to_html(_beside(trace, "diagnosis.html"))]
+
+
+def _beside(trace: Path, suffix: str) -> Path:
+    stem = trace.name
+    for part in (".gz", ".json", ".trace", ".pt"):
+        stem = stem.removesuffix(part)
+    return trace.with_name(f"{stem}.{suffix}")
+
+
+def _write(path: Path, text: str) -> Path:
+    with part_file(path) as part:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    return path
 
 
 def _existing(paths: Sequence[str]) -> list[str]:

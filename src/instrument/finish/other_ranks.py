@@ -49,7 +49,7 @@ def gather_times(
         deadline: how long to wait for files, on the clock of `time.monotonic`; a window in which this rank had no
             collectives waits for none.
     """
-    found: dict[int, list[RankTimes]] = {}
+    by_rank: dict[int, list[RankTimes]] = {}
     expected = set[int]()
     for path, ranks in windows[-_MAX_WINDOWS:]:
         own = _read(path)
@@ -61,23 +61,23 @@ def gather_times(
             time.sleep(_POLL_S)
             window |= _others(path, own, set(ranks) - window.keys())
         for rank, times in window.items():
-            found.setdefault(rank, []).append(times)
+            by_rank.setdefault(rank, []).append(times)
         expected.update(ranks)
-    merged = {rank: merge_rank_times(windows) for rank, windows in sorted(found.items())}
+    merged = {rank: merge_rank_times(windows) for rank, windows in sorted(by_rank.items())}
     return merged, sorted(expected - merged.keys())
 
 
 def _others(path: Path, own: RankTimes, ranks: set[int]) -> dict[int, RankTimes]:
     """Return the times of ``ranks`` in the window of ``own``, as far as their files are there."""
-    found = {}
+    times_of = {}
     for other in path.parent.iterdir():
         named = _NAME.fullmatch(other.name)
         if named is None or int(named[1]) not in ranks:
             continue
         times = _read(other)
         if times is not None and times.steps.keys() == own.steps.keys() and _meet(times, own):
-            found[int(named[1])] = times
-    return found
+            times_of[int(named[1])] = times
+    return times_of
 
 
 def _meet(one: RankTimes, other: RankTimes) -> bool:

@@ -75,10 +75,13 @@ class CudaGraphs:
         self._followers = [*self._followers, follower]
         try:
             if not self._patches:
-                makes = (self._make_capture_begin, self._make_capture_end, self._make_replay)
                 for kind in _kinds():
-                    names = zip(_METHODS, makes, strict=True)
-                    apply((Patch(kind, name, make) for name, make in names), self._patches)
+                    patches = (
+                        Patch(kind, "capture_begin", self._make_capture_begin),
+                        Patch(kind, "capture_end", self._make_capture_end),
+                        Patch(kind, "replay", lambda original: then(original, self._on_replay)),
+                    )
+                    apply(patches, self._patches)
         except BaseException:
             self.remove(follower)
             raise
@@ -107,8 +110,8 @@ class CudaGraphs:
             return None
         captures = tuple(self.captures)
         mine = [capture for capture in captures if capture.thread == get_ident()]
-        found = mine or captures
-        return found[-1].graph if found else None  # autograd threads capture for the thread that called backward
+        chosen = mine or captures
+        return chosen[-1].graph if chosen else None  # autograd threads capture for the thread that called backward
 
     def end_stale_captures(self) -> None:
         """Run the calls deferred by `stale` captures of this thread."""
@@ -165,9 +168,6 @@ class CudaGraphs:
                 self._end_captures(graph)
 
         return capture_end
-
-    def _make_replay(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        return then(original, self._on_replay)
 
     @guard.contained(FEATURE)
     def _on_replay(self, graph: Any, *_: Any, **__: Any) -> None:
@@ -249,9 +249,9 @@ class GraphFollower:
 
     def on_replay(self, graph: Any) -> None:
         """Make the deferred calls of ``graph``, which was replayed."""
-        known = self._calls.get(id(graph))
-        if known is not None:
-            for call in known[0]:
+        deferred = self._calls.get(id(graph))
+        if deferred is not None:
+            for call in deferred[0]:
                 call()
         elif self._on_unknown is not None:
             self._on_unknown(graph)

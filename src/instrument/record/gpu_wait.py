@@ -13,6 +13,7 @@ from ..base.compat import gpu
 from ..base.compat.gpu import devices_in_use
 from ..base.guard import uncaught_error
 from ..base.interrupts import is_interrupt
+from .cuda_graphs import cuda_graphs
 
 _THREAD = "instrument-gpu"
 _limit_s: ContextVar[int] = ContextVar("instrument_gpu_wait_s", default=30)
@@ -28,14 +29,11 @@ def at_most(seconds: int) -> Iterator[None]:
         _limit_s.reset(token)
 
 
-def synchronize(*, captured: bool = False) -> list[str]:
+def synchronize() -> list[str]:
     """Wait for all work of the GPUs that this process uses, if no CUDA graph is captured, for at most 30 s.
 
     A kernel may wait for a dead peer for ever. An error of the GPU is not raised; the program gets it at its next
     call.
-
-    Args:
-        captured: whether any thread captures a graph.
 
     Returns:
         The reason why the synchronization was not possible, as a list of one; empty if it was done.
@@ -44,7 +42,7 @@ def synchronize(*, captured: bool = False) -> list[str]:
     if module is None:
         return []
     try:
-        if captured or gpu.current_stream_capturing():
+        if cuda_graphs.capturing:
             return ["a CUDA graph was captured when the window ended: kernels that still ran may be missing"]
         return _synchronize_in_time(module)
     except Exception as error:

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 from ...base.compat import kineto, profilers
 from ...base.errors import CaptureError
@@ -27,20 +27,13 @@ OTHER_WINDOW = "another profile of this process has a window"
 _MAX_REFERENCES = 1000  # ranges that are followed before freed ones are dropped
 
 
-class SessionCapture(Protocol):
-    """A capture that torch's profiler records."""
-
-    def step_aside(self) -> Any:
-        """Stop, as another profiler is about to begin on this thread; return torch's results, if any."""
-
-
 class Sessions:
     """Follows all torch profilers of the process."""
 
     def __init__(self) -> None:
         self._owner: weakref.ref[Any] | None = None
         self._thread = 0  # the thread on which the owner prepared
-        self.capture: SessionCapture | None = None  # the capture of this library that torch records
+        self.capture: Any = None  # the `TorchProfilerCapture` that torch records for
         self._preparing = threading.RLock()  # held while a capture prepares
         self._preparing_thread = 0  # the thread on which it does
         self.saw_cpu_only: bool | None = None  # whether the first recording that was seen was of the CPU only
@@ -69,7 +62,7 @@ class Sessions:
             self._end_ranges()
 
     @contextmanager
-    def take_over(self, capture: SessionCapture) -> Iterator[None]:
+    def take_over(self, capture: Any) -> Iterator[None]:
         """Let torch record for ``capture``, whose profiler prepares in the body.
 
         Raises:
@@ -129,7 +122,7 @@ class Sessions:
         if not profilers.running():
             self.stop_failure = ""
 
-    def note_stop(self, capture: SessionCapture) -> None:
+    def note_stop(self, capture: Any) -> None:
         """Make torch's state say that the profiler of ``capture`` is off, unless another one has begun since."""
         if self.capture is capture or self.owner is None:
             profilers.note_stop()
@@ -140,7 +133,7 @@ class Sessions:
         self._foreign_recording_ended = self._foreign_recording_ended or self.capture is None
         self._owner = self.capture = None
 
-    def release(self, capture: SessionCapture) -> None:
+    def release(self, capture: Any) -> None:
         """End the recording of ``capture``, if torch did not call `on_ended` when it stopped."""
         if self.capture is capture:
             self.on_ended()

@@ -5,6 +5,8 @@ Each window has its own profiler object: a scheduled one that is started again l
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from tempfile import mkstemp
 from threading import get_ident, main_thread
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, get_args
 
 from ...base import log
 from ...base.compat import autograd, gpu, kineto, profilers, tools
@@ -22,17 +24,34 @@ from ...base.compat.gpu import devices_in_use
 from ...base.errors import CaptureError
 from ...base.files import make_folder, part_file
 from ...base.interrupts import Suppressed
+from ...base.interrupts import Suppressed, is_interrupt
+from ...base.part_file import make_folder, part_file
 from ...base.trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .. import gpu_wait
-from ..cuda_graphs import cuda_graphs
 from ..planning.ranks import job_without_group
+from ..planning.schedule import SCHEDULE_OPTIONS
 from ..regions import dispatch
 from ..regions.region import Region, plain
 from ..regions.torch_emitters import TorchProfilerEmitter, torch_emitter
 from .raw_trace import check_is_complete, copy_trace
 from .sessions import OTHER_WINDOW, OpenRanges, sessions
-from .torch_options import Detail, check_values, options_for
 
+Detail = Literal["regions", "operators", "full"]
+DETAILS = get_args(Detail)
+_FULL = ("record_shapes", "profile_memory", "with_stack", "with_flops")
+_OWN_ARGUMENTS = ("schedule", "on_trace_ready")
+# Names that users may have meant by an option that torch does not know.
+_PROFILE_ARGUMENTS = (
+    "out",
+    "schedule",
+    "on_trace_ready",
+    "exporter",
+    "ranks",
+    "first_step",
+    "detail",
+    "keep",
+    "upload",
+)
 # Why a window holds less than planned, or nothing.
 _IN_WARMUP = "another torch profiler began during warm-up"
 _BEGAN_INSIDE = "another torch profiler began inside the window, which ended its recording"
@@ -341,7 +360,7 @@ class TorchProfilerCapture:
         if profiler is None or not profiler.use_device:
             self.profiler.stop_trace()
             return
-        self.incomplete = gpu_wait.synchronize(captured=cuda_graphs.capturing)
+        self.incomplete = gpu_wait.synchronize()
         waited = not self.incomplete and bool(devices_in_use())  # a call of the GPU's runtime in this window
         self._must_have_gpu_events = waited and self._options.get("activities") is None
         with _unsynchronized(profiler):
@@ -420,3 +439,62 @@ def _unsynchronized(profiler: Any) -> Iterator[None]:
         yield
     finally:
         profiler.use_device = device
+
+
+def options_for(detail: Detail, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that ``detail`` stands for, replaced by those in ``options``.
+
+    Raises:
+        TypeError: an option that torch.profiler does not know.
+    """
+    from torch.profiler import profile
+
+    accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
+    for name, value in options.items():
+        if name not in accepted:
+            raise TypeError(f'unknown option "{name}" (value {value!r}); {_hint(name, accepted)}')
+    chosen = {**dict.fromkeys(_FULL if detail == "full" else (), True), **options}
+    if hasattr(options.get("activities"), "__iter__"):
+        chosen["activities"] = list(options["activities"])  # an iterator would serve one window only
+    return chosen
+
+
+def _hint(name: str, accepted: list[str]) -> str:
+    if name in SCHEDULE_OPTIONS:
+        return f"give a schedule: schedule=instrument.schedule({name}=...)"
+    close = difflib.get_close_matches(name, [*accepted, *SCHEDULE_OPTIONS, *_PROFILE_ARGUMENTS], 1)
+    return f'did you mean "{close[0]}"?' if close else f"torch.profiler takes {', '.join(accepted)}"
+
+
+def check_values(given: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Raise now for options that torch would refuse in the middle of a run, or never.
+
+    Args:
+        given: the options as the user gave them, for the message.
+        options: those of all windows.
+
+    Raises:
+        TypeError, ValueError: a value is refused.
+    """
+    for name in ("record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules", "acc_events"):
+        value = given.get(name, False)
+        if value is None or not hasattr(value, "__bool__"):
+            raise TypeError(f'"{name}" must be True or False: {value!r}')
+    callback = given.get("custom_trace_id_callback")
+    if callback is not None and not callable(callback):
+        raise TypeError(f'"custom_trace_id_callback" must be a function without arguments: {callback!r}')
+    observer = given.get("execution_trace_observer")
+    missing = [name for name in ("start", "stop", "cleanup") if not callable(getattr(observer, name, None))]
+    if observer is not None and missing:
+        raise TypeError(f'"execution_trace_observer" must have the methods start, stop and cleanup: {observer!r}')
+    timeout = given.get("post_processing_timeout_s")
+    if timeout is not None and (isinstance(timeout, (bool, str)) or not hasattr(timeout, "__float__")):
+        raise TypeError(f'"post_processing_timeout_s" must be a number of seconds >= 0: {timeout!r}')
+    try:
+        if given:
+            profilers.check_options(options)
+    except Exception as error:  # torch's error does not name the argument
+        if is_interrupt(error) or isinstance(error, (MemoryError, RecursionError)):
+            raise
+        shown = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        raise ValueError(f"torch.profiler refuses {shown}: {error}") from error

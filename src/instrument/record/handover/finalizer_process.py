@@ -23,6 +23,7 @@ the program does so if this process has exited, and the next one removes what bo
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -32,12 +33,15 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from ...base import process_id
 from ...base.files import LineFile, make_folder
 from ...base.guard import guard
+from ...base.errors import CaptureError
+from ...base.guard import exiting, guard
 from ...base.interrupts import Suppressed, is_interrupt
 
 FEATURE = "finishing a window"
@@ -257,3 +261,43 @@ def _environment() -> dict[str, str]:
 
 
 _running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
+
+
+_PROCESSING = "processing a trace"
+_TRACE_WAIT_S = 60.0  # how long `finish` waits for each
+
+
+def _handle_answer(answer: Mapping[str, Any]) -> None:
+    for _, error in answer["errors"]:
+        guard.note(_PROCESSING, CaptureError(error))
+
+
+_trace_processes: list[FinalizerProcess] = []  # the last one gets the traces
+_trace_numbers = count(1)
+
+
+@guard.contained(_PROCESSING)
+def process_trace(trace_path: str | os.PathLike[str]) -> None:
+    """Have a trace compressed, summarized and diagnosed by another process; return at once.
+
+    NAME.summary.txt, NAME.diagnosis.json and NAME.diagnosis.html are written beside the trace. A trace that is not
+    gzipped is replaced by one that is. No failure reaches the caller: it is logged. The exit of the program waits
+    for the files, up to a minute.
+
+    Args:
+        trace_path: the file that `torch.profiler.profile.export_chrome_trace` wrote.
+    """
+    path = Path(trace_path).absolute()
+    if not _trace_processes or not _trace_processes[-1].takes_jobs:
+        _trace_processes.append(FinalizerProcess(path.parent, _handle_answer, lambda process: None))
+        atexit.unregister(finish)
+        atexit.register(finish)
+    _trace_processes[-1].send({"kind": "trace", "job": next(_trace_numbers), "path": str(path)})
+
+
+@guard.contained(_PROCESSING)
+def finish() -> None:
+    """Wait until the files of all traces are written, for a minute."""
+    with exiting():
+        while _trace_processes:
+            _trace_processes.pop().end(_TRACE_WAIT_S)

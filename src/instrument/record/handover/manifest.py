@@ -26,6 +26,10 @@ from ...base.run_folder import NAME
 from ...base.units import size
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
+_FIELDS = (
+    "run", "rank", "window", "opened_by", "requested", "status", "reason", "planned_steps", "steps", "cut_step",
+    "start_ns", "end_ns", "exporter", "files", "hidden_regions", "timing", "cost", "memory", "trace", "diagnosis",
+)  # fmt: skip
 
 
 class Manifest:
@@ -63,28 +67,8 @@ class Manifest:
 
     def entry(self, **fields: Any) -> dict[str, Any]:
         """Return the line of one window with ``fields``, and without files; the other fields are empty."""
-        return {
-            "run": self.run,
-            "rank": None,
-            "window": None,
-            "opened_by": [],
-            "requested": False,
-            "status": None,
-            "reason": None,
-            "planned_steps": None,
-            "steps": None,
-            "cut_step": None,
-            "start_ns": None,
-            "end_ns": None,
-            "exporter": None,
-            "files": [],
-            "hidden_regions": [],
-            "timing": None,
-            "cost": None,
-            "memory": None,
-            "trace": None,
-            "diagnosis": [],
-        } | fields
+        lists: dict[str, Any] = {"opened_by": [], "files": [], "hidden_regions": [], "diagnosis": []}
+        return dict.fromkeys(_FIELDS) | {"run": self.run, "requested": False} | lists | fields
 
     def add(self, entry: Mapping[str, Any], *, written: bool = False) -> None:
         """Keep the line of one window, and write it unless it is ``written``; a failure is contained."""

@@ -109,9 +109,10 @@ def check_url(url: object) -> None:
         raise ValueError(
             f'"upload" must be a URL that fsspec knows, such as "s3://bucket/runs/x": {masked(url)!r}'
         )
-    known = known_implementations.get(protocol, {})
-    if known and find_spec(known["class"].partition(".")[0]) is None:
-        raise ValueError(f'"upload" to {masked(url)!r} lacks a package: {known.get("err", known["class"])}')
+    implementation = known_implementations.get(protocol, {})
+    if implementation and find_spec(implementation["class"].partition(".")[0]) is None:
+        lacks = implementation.get("err", implementation["class"])
+        raise ValueError(f'"upload" to {masked(url)!r} lacks a package: {lacks}')
 
 
 def masked(text: str, url: str = "") -> str:
@@ -119,4 +120,4 @@ def masked(text: str, url: str = "") -> str:
     password = urlsplit(url).password or ""
     for secret in filter(None, (password, unquote(password))):
         text = text.replace(secret, "***")
-    return _SECRETS.sub(lambda found: "***@" if found[0].endswith("@") else "***", text)
+    return _SECRETS.sub(lambda secret: "***@" if secret[0].endswith("@") else "***", text)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,9 +18,7 @@ from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.run_folder import how_to_show_snapshots, relative_path
 from ...base.units import counted
-from ..allocator_history.dump import SnapshotDump
-from ..allocator_history.window_memory import WindowMemory
-from ..call_queues import OrderedCalls
+from ..allocator_history.window_memory import SnapshotDump, WindowMemory
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed
 from .finalizer_process import FEATURE, FinalizerProcess
@@ -29,6 +29,50 @@ from .summary_output import SummaryOutput
 _WAIT_S = 60.0  # how long the end of a run waits for its windows, ...
 _WAIT_S_PER_BYTE = 0.5e-6  # ... and a second more for each 2 MB of trace
 _WAIT_S_PER_JOB = 0.5  # on a busy machine, each wait for the disk costs the process its turn
+
+
+class OrderedCalls:
+    """Makes a call at once, or once the calls before it are made and it is ready.
+
+    Never waits for another thread: of two that come at the same time, one makes the calls of both.
+    """
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Callable[[], bool], Callable[[], object]]] = deque()
+        # Held during a call; nobody waits for it. Reentrant, as an interrupt may prevent the release.
+        self._lock = threading.RLock()
+        self._is_calling = False
+
+    def add(self, call: Callable[[], object], is_ready: Callable[[], bool] = lambda: True) -> None:
+        """Make ``call`` now, or in a later `make` on any thread."""
+        self._calls.append((is_ready, call))
+        self.make()
+
+    def make(self) -> None:
+        """Make the calls that are ready, up to the first one that is not."""
+        while self._next_is_ready() and self._lock.acquire(blocking=False):
+            try:
+                if self._is_calling:  # a signal handler interrupted a call, and the loop around that one goes on
+                    return
+                self._make_next()
+            finally:
+                self._lock.release()
+
+    def _make_next(self) -> None:
+        try:
+            self._is_calling = True
+            if self._next_is_ready():
+                _, call = self._calls.popleft()
+                call()
+        finally:
+            self._is_calling = False
+
+    def _next_is_ready(self) -> bool:
+        try:
+            is_ready, _ = self._calls[0]
+        except IndexError:  # another thread made it
+            return False
+        return is_ready()
 
 
 class WindowFinalizer:
@@ -73,57 +117,53 @@ class WindowFinalizer:
         self,
         capture: Capture,
         files: Sequence[Path],
+        entry: dict[str, Any],
+        history: WindowMemory | None,
         *,
         read: bool,
-        diagnose: bool = False,
-        ranks: Sequence[int] = (),
-        history: WindowMemory | None = None,
-        **entry: Any,
+        diagnose: bool,
+        ranks: Sequence[int],
     ) -> None:
         """Begin to finish a window whose ``files`` were saved; `add_timing` completes it.
 
         Args:
             capture: the window's capture.
             files: the files that it saved.
+            entry: the line of the window, without files.
+            history: recorded the history of GPU memory in it.
             read: whether the summary includes its trace.
             diagnose: whether its diagnosis is written beside its trace.
             ranks: the ranks that record it; the summary compares several.
-            history: recorded the history of GPU memory in it.
-            entry: the arguments of `Manifest.entry`.
         """
+        job: dict[str, Any] = {"entry": entry}
+        if capture.raw is not None:
+            job |= {"raw": str(capture.raw), "beside": [str(path) for path in files if path != capture.raw]}
         self.received += 1
         self.last_window = 0
         try:
             self._drop_ended_process()
-            folder, raw = self._manifest.folder, capture.raw
-            line = self._manifest.entry(**entry)
-            if raw is None:
+            if capture.raw is None:
                 self._unreported_windows += 1
-                self.last_window = self._register(entry={**line, "files": describe_files(files, folder)})
-                self._follow_dump(self.last_window, history)
+                entry["files"] = describe_files(files, self._manifest.folder)
             else:
                 read = read and settings.summary
                 self._windows_to_read += read
                 compared = list(ranks) if settings.summary and len(ranks) > 1 else []
-                job = {"folder": str(folder), **_places(raw, files), "read": read, "diagnose": diagnose}
-                self.last_window = self._register(kind="window", entry=line, **job, ranks=compared)
-                self._follow_dump(self.last_window, history)
+                job |= {"kind": "window", "folder": str(self._manifest.folder), "read": read}
+                job |= {"diagnose": diagnose, "ranks": compared}
+            self.last_window = self._register(**job)
+            if history is not None and history.dump is not None:
+                self._histories[self.last_window] = history
+            if capture.raw is not None:
                 self._submit(self.last_window)
         except BaseException as error:
             with guard.contained(FEATURE):
                 if not self.last_window:  # else `finish` writes the line, perhaps called by a signal handler
-                    self._keep_unsent(capture, files, entry, error)
+                    entry["files"] = describe_files(files, self._manifest.folder)
+                    self._finish_without_process(job, f"{type(error).__name__}: {error}")
             if not isinstance(error, Exception):
                 raise
             guard.failed(FEATURE, error)
-
-    def _keep_unsent(
-        self, capture: Capture, files: Sequence[Path], entry: dict[str, Any], error: BaseException
-    ) -> None:
-        """Write the line of a window that cannot be sent to the process, and keep its raw trace."""
-        line = {**self._manifest.entry(**entry), "files": describe_files(files, self._manifest.folder)}
-        job = {"entry": line} if capture.raw is None else {"entry": line, **_places(capture.raw, files)}
-        self._finish_without_process(job, f"{type(error).__name__}: {error}")
 
     @property
     def is_working(self) -> bool:
@@ -132,10 +172,6 @@ class WindowFinalizer:
         return any("kind" in job and job["kind"] != "window" for job in jobs) or any(
             history.dump is not None and history.dump.is_running for history in histories
         )
-
-    def _follow_dump(self, number: int, history: WindowMemory | None) -> None:
-        if history is not None and history.dump is not None:
-            self._histories[number] = history
 
     @guard.contained(FEATURE)
     def add_timing(self, number: int, timing: dict[str, Any]) -> None:
@@ -150,8 +186,7 @@ class WindowFinalizer:
             return
         entry = job["entry"]
         entry["timing"] = timing
-        if history is not None:
-            entry["memory"] = self._note_memory(entry, history)
+        self._note_memory(entry, history)
         if "raw" in job:
             self._send("timed", window=number, timing=timing, memory=entry["memory"])
         elif self._jobs.pop(number, None) is not None:
@@ -168,26 +203,26 @@ class WindowFinalizer:
         dump.when_done(self._ordered.make)
 
     @guard.contained(FEATURE)
-    def add_unrecorded(self, history: WindowMemory | None, **entry: Any) -> None:
+    def add_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
         """Write the line of a window without files, but for a snapshot that ``history`` may have taken."""
         self._after_dump(history, functools.partial(self._write_unrecorded, entry, history))
 
     @guard.contained(FEATURE)
     def _write_unrecorded(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
-        if history is not None:
-            entry["memory"] = self._note_memory(entry, history)
-        self._write_line(self._manifest.entry(**entry))
+        self._note_memory(entry, history)
+        self._write_line(entry)
 
-    def _note_memory(self, entry: Mapping[str, Any], history: WindowMemory) -> dict[str, Any] | None:
-        """Return the outcome of the memory snapshot of a window for its line; log and count it."""
-        memory = history.entry()
+    def _note_memory(self, entry: dict[str, Any], history: WindowMemory | None) -> None:
+        """Put the outcome of the memory snapshot of a window into its line; log and count it."""
+        if history is None:
+            return
+        memory = entry["memory"] = history.entry()
         if memory is not None and history.dump is not None:
             about = {name: entry[name] for name in ("window", "rank")}
             (log.warning if memory["status"] == "failed" else log.info)("window.memory", **about, **memory)
             if memory["status"] == "recorded":
                 self._snapshots.append(history.dump.path)
                 self._unreported_snapshots += 1
-        return memory
 
     def _write_line(self, entry: dict[str, Any]) -> None:
         add_snapshot(entry, self._manifest.folder)
@@ -197,26 +232,16 @@ class WindowFinalizer:
         else:
             self._manifest.add(entry)
 
-    def report(
-        self,
-        hidden: Sequence[str],
-        on_summary: Callable[[str], None] | None = None,
-        *,
-        diagnose: bool = False,
-        phase: str = "",
-        worst_steps: Sequence[str] = (),
-    ) -> None:
+    def report(self, on_summary: Callable[[str], None] | None, **said: Any) -> None:
         """Print the summary of the windows so far, unless it was printed.
 
         Args:
-            hidden: regions inside compiled code.
             on_summary: called with the text, on another thread; None writes it to `output` or, where the log is
                 JSON, makes it an event of the log.
-            diagnose: whether the text ends with a diagnosis of the last window.
-            phase: the phase of the program that these are windows of; empty for training steps.
-            worst_steps: the slow steps of the run with the largest delays, in words.
+            said: ``hidden``: regions inside compiled code; ``diagnose``: whether the text ends with a diagnosis
+                of the last window; ``phase``: of the program, that these are windows of; empty for training steps;
+                ``worst_steps``: the slow steps of the run with the largest delays, in words.
         """
-        said = {"hidden": list(hidden), "diagnose": diagnose, "phase": phase, "worst_steps": list(worst_steps)}
         self._ordered.add(functools.partial(self._report, on_summary, said))
 
     def _report(self, on_summary: Callable[[str], None] | None, said: dict[str, Any]) -> None:
@@ -236,10 +261,8 @@ class WindowFinalizer:
                 snapshots = [str(path) for path in self._snapshots]
                 self._send("report", **places, **said, snapshots=snapshots, terminal=terminal)
             elif new_steps:
-                self.report_line(
-                    on_summary,
-                    "\n  ".join(("the slowest steps (the first 32 are not judged)", *said["worst_steps"])),
-                )
+                lines = ("the slowest steps (the first 32 are not judged)", *said["worst_steps"])
+                self.report_line(on_summary, "\n  ".join(lines))
             if unreported_snapshots and not unread:
                 number, folder = len(self._snapshots), relative_path(self._manifest.folder, _cwd())
                 self.report_line(on_summary, how_to_show_snapshots(number, folder))
@@ -287,13 +310,14 @@ class WindowFinalizer:
             return
         wait_s = _WAIT_S + (self._storage.upload_timeout if self._storage.upload else 0)
         failure: Exception | None = None
-        text = "instrument: finishing the windows"
+        work = "the windows"
         with guard.contained(FEATURE):
             wait_s += len(self._jobs) * _WAIT_S_PER_JOB
             sizes = [size_of(Path(job["raw"])) or 0 for job in list(self._jobs.values()) if "raw" in job]
             wait_s += sum(sizes) * _WAIT_S_PER_BYTE
-            text = _finishing(sizes)
-        with self.output.waiting_line(text) as update:
+            megabytes = f"{sum(sizes) / 1e6:,.0f} MB"
+            work = f"{counted(len(sizes), 'window')}, {megabytes}" if sizes else "the summary and the files"
+        with self.output.waiting_line(f"instrument: finishing {work}") as update:
             try:
                 process.end(wait_s, update)
             except Exception as error:
@@ -357,7 +381,8 @@ class WindowFinalizer:
             about = _about(answer if "entry" in answer else self._jobs.get(answer.get("job", 0), {}))
             job = {} if answer.get("held") else self._jobs.pop(answer.get("job", 0), {})
             for line in answer["noted"]:
-                _log_noted(line)
+                fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
+                (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
             failed = self._jobs.pop(answer.get("window", 0) if "entry" in answer else job.get("window", 0), job)
             if "entry" in answer:
                 self._manifest.add(answer["entry"], written=answer["written"])
@@ -416,30 +441,9 @@ class WindowFinalizer:
         return {**entry, "files": describe_files(files, self._manifest.folder)}
 
 
-def _places(raw: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Return the fields of a job with the paths of a raw trace and of the files beside it."""
-    return {"raw": str(raw), "beside": [str(path) for path in files if path != raw]}
-
-
 def _about(job: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an event about the window of a job or of an answer; empty if it is about none."""
     return {name: job["entry"][name] for name in ("window", "rank")} if "entry" in job else {}
-
-
-def _log_noted(line: Mapping[str, Any]) -> None:
-    """Log what happened to files: a line of the manifest with the key ``event``."""
-    fields = {name: value for name, value in line.items() if name not in ("event", "run", "time_ns")}
-    (log.warning if line.get("left") else log.info)(f"window.{line['event']}", **fields)
-
-
-def _finishing(sizes: Sequence[int]) -> str:
-    """Return what the end of a run waits for; ``sizes``: those of the traces that are left, in bytes."""
-    work = (
-        f"finishing {counted(len(sizes), 'window')}, {sum(sizes) / 1e6:,.0f} MB"
-        if sizes
-        else "finishing the summary and the files"
-    )
-    return f"instrument: {work}"
 
 
 def _cwd() -> str | None:

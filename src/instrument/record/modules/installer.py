@@ -16,11 +16,11 @@ from ...base.compat.compiler import COMPILED_CALL
 from ...base.guard import guard
 from ...base.patch import Patch, apply, then, undo
 from ..regions import dispatch
-from .compiling import StandIn, called_through_compiled, compiled_call
+from .compiling import ReplacedCall, called_through_compiled, compiled_call
 from .hooks import FLAGS, HOOKS, CallWrapper, ForwardHook, ForwardPreHook, Hook
 from .labels import Labels
 from .module_calls import Layer, running_layers
-from .selection import Namer, Rules, Selection, class_name, lay_out
+from .selection import AnnotatedModel, Rules, Selection, class_name
 from .service import Handle, PatchService, contain_request
 
 
@@ -44,7 +44,7 @@ def getstate_class(module: nn.Module) -> type:
 
 def without_hooks(state: Any) -> Any:
     """Return the ``state`` that copies and pickles of a module have, without our hooks."""
-    if isinstance(state, dict) and isinstance(state.get(COMPILED_CALL), StandIn):
+    if isinstance(state, dict) and isinstance(state.get(COMPILED_CALL), ReplacedCall):
         state = {name: value for name, value in state.items() if name != COMPILED_CALL}
     if not isinstance(state, dict) or not all(isinstance(state.get(name), dict) for name in HOOKS):
         return state
@@ -134,21 +134,6 @@ class ModuleHooks:
         self.detach(running_layers())
 
 
-class AnnotatedModel:
-    """A model whose modules are to have hooks."""
-
-    def __init__(self, model: nn.Module, namer: Namer, shapes: bool) -> None:
-        self.model = weakref.ref(model)
-        self.namer = namer
-        self.shapes = shapes
-        self.layers: list[Layer] = []
-        self.was_called = False  # whether a layer was called since the hooks were attached
-
-    def __str__(self) -> str:
-        model = self.model()
-        return type(model).__name__ if model is not None else "a deleted model"
-
-
 class Installer(PatchService[AnnotatedModel]):
     """Puts hooks on the modules of all annotated models, once on each module, and removes them."""
 
@@ -194,21 +179,20 @@ class Installer(PatchService[AnnotatedModel]):
 
     def _label_models(self) -> None:
         """Label models with the same name."""
-        known = [(annotated, annotated.model()) for annotated in self.requests]
+        models_by_request = [(annotated, annotated.model()) for annotated in self.requests]
         named: dict[str, dict[int, nn.Module]] = defaultdict(dict)
-        for _, model in known:
+        for _, model in models_by_request:
             if model is not None:
                 named[class_name(model)][id(model)] = model
         for models in named.values():
             self._labels.label_all(list(models.values()))
-        for annotated, model in known:
+        for annotated, model in models_by_request:
             if not annotated.was_called:  # else it keeps its name for the rest of this recording
-                annotated.namer.label = self._labels.of(model)
+                annotated.label = self._labels.of(model)
 
     def _hook_model(self, annotated: AnnotatedModel, model: nn.Module, taken: dict[int, Layer]) -> None:
-        layout = lay_out(model, annotated.namer, taken)
+        layout = annotated.lay_out(model, taken)
         dispatch.compiled_away.update(layout.hidden)
-        annotated.layers = [layer for _, layer in layout.layers]
         for module, layer in layout.layers:
             if called_through_compiled.get(id(module)) is module:
                 self._around_compiled[id(module)] = layer
@@ -331,4 +315,4 @@ def annotate_modules(
         raise TypeError(f'"model" must be a torch.nn.Module: {model!r:.200}')
     selection = Selection(depth, include, exclude, skip_containers, names)
     selection.check(model)
-    return installer.add(AnnotatedModel(model, Namer(selection, backward, modes), shapes))
+    return installer.add(AnnotatedModel(model, selection, backward, modes, shapes))

@@ -60,13 +60,13 @@ class Labels:
         if len(things) < 2 or not missing:
             return
         taken = {self.of(thing) for thing in things}
-        found = self._paths(missing)
+        paths = self._paths(missing)
         if not numbers:
-            missing = [thing for thing in missing if id(thing) in found]
+            missing = [thing for thing in missing if id(thing) in paths]
             if len(missing) + sum(thing in self for thing in things) < 2:
                 return
         for thing in missing:
-            label = found.get(id(thing), "")
+            label = paths.get(id(thing), "")
             if not label or label in taken:
                 label = next(str(number) for number in range(len(things) + 1) if str(number) not in taken)
             taken.add(label)
@@ -86,18 +86,18 @@ class Labels:
 
     def instances_in_variables(self, kind: type) -> list[Any]:
         """Return the instances of ``kind`` that variables of the running functions lead to; at most 15 ms."""
-        found = self._search(lambda value: issubclass(type(value), kind), _MAX_VALUES)
-        return [value for _, value in found.values()]
+        instances = self._search(lambda value: issubclass(type(value), kind), _MAX_VALUES)
+        return [value for _, value in instances.values()]
 
     def _paths(self, things: Sequence[object]) -> dict[int, str]:
         """Return the shortest path to each of ``things`` from a variable of a running function, by its id."""
         wanted = {id(thing) for thing in things}
-        found = self._search(lambda value: id(value) in wanted, len(wanted))
-        return {key: path.removeprefix("self.") for key, (path, _) in found.items()}
+        held = self._search(lambda value: id(value) in wanted, len(wanted))
+        return {key: path.removeprefix("self.") for key, (path, _) in held.items()}
 
     def _search(self, wanted: Callable[[object], bool], max_found: int) -> dict[int, tuple[str, object]]:
         """Return the ``wanted`` objects, at most ``max_found``, with the shortest path to each, by its id."""
-        found, seen = dict[int, tuple[str, object]](), set[int]()
+        paths, seen = dict[int, tuple[str, object]](), set[int]()
         namespaces = [*_namespaces(self._frameworks)]
         if outermost := self.budget >= _MAX_VALUES:  # `opt_d` of a caller says more than `optimizer` of a function
             namespaces.reverse()
@@ -113,17 +113,17 @@ class Labels:
             for path, value in level:
                 self.budget -= 1
                 if wanted(value):
-                    found.setdefault(id(value), (path, value))
+                    paths.setdefault(id(value), (path, value))
                 elif id(value) not in seen:
                     seen.add(id(value))
                     below.append((path, value))
-                if len(found) == max_found or self.budget <= end:
-                    return found
+                if len(paths) == max_found or self.budget <= end:
+                    return paths
             if outermost:  # but `self.optimizer` is shorter than `trainer.optimizer`
                 below.reverse()
                 outermost = False
             level = ((path, held) for above, value in below for path, held in _children(above, value))
-        return found
+        return paths
 
 
 def _children(path: str, value: object) -> Iterator[tuple[str, object]]:
@@ -174,10 +174,10 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     if "locals" in code.co_names:
         return {}
     shown = frame.f_locals
-    found = dict(shown)
+    variables = dict(shown)
     if type(shown) is dict and sys.getrefcount(shown) <= 3:  # the frame, this function and the call
         shown.clear()
-    return found
+    return variables
 
 
 _MAX_VALUES_IN_RECORDING = 2_000  # values that all searches in one recording may inspect: 2 ms
@@ -209,11 +209,11 @@ class Instances:
     def _find(self) -> None:
         """Search the variables of the running functions: 0.1 ms, at most 15 ms if they hold many values."""
         named: dict[str, list[Any]] = defaultdict(list)
-        for found in self._labels.instances_in_variables(self._base):
-            if hasattr(found, self._attribute):
-                self._known.add(found)
-        for known in self._distinct_instances():
-            named[type(known).__name__].append(known)
+        for instance in self._labels.instances_in_variables(self._base):
+            if hasattr(instance, self._attribute):
+                self._known.add(instance)
+        for instance in self._distinct_instances():
+            named[type(instance).__name__].append(instance)
         for same in named.values():
             self._labels.label_all(same, numbers=False)
 
@@ -229,7 +229,7 @@ class Instances:
         if instance is None:
             return ""
         if instance not in self._labels:
-            same = [known for known in self._known if type(known) is type(instance) and known is not instance]
+            same = [other for other in self._known if type(other) is type(instance) and other is not instance]
             if same and instance not in self._known:  # new, or held by a function that has just begun
                 self._labels.label_against(instance, same)
             self._known.add(instance)

@@ -51,13 +51,13 @@ class Layer:
 
     def region_with_shapes(self, region: Region, shapes: Shapes) -> Region:
         """Return ``region`` with the shapes of its inputs; NVTX shows the first shape as the payload."""
-        known = self._regions_with_shapes.get((region.name, shapes))
-        if known is None:
+        shown = self._regions_with_shapes.get((region.name, shapes))
+        if shown is None:
             if len(self._regions_with_shapes) >= _MAX_SHAPES:
                 self._regions_with_shapes.clear()
-            known = Region(region.name, region.color, region.domain, region.category, shapes[0], shapes)
-            self._regions_with_shapes[region.name, shapes] = known
-        return known
+            shown = Region(region.name, region.color, region.domain, region.category, shapes[0], shapes)
+            self._regions_with_shapes[region.name, shapes] = shown
+        return shown
 
 
 class CallStack(list[Any]):
@@ -130,11 +130,11 @@ def _layers_of(stack: CallStack, frame: FrameType | None) -> set[Layer]:
 
 def _frames(frame: FrameType | None) -> set[FrameType]:
     """Return ``frame`` and the frames that called it."""
-    found = set()
+    frames = set()
     while frame is not None:
-        found.add(frame)
+        frames.add(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
 def _zero(*_: object) -> int:

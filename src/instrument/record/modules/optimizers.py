@@ -41,7 +41,7 @@ def outermost_modules(optimizers: Iterable[Any], models: Iterable[nn.Module] = (
 
     At most `MAX_MODELS` for each. Searches all objects of the process once.
     """
-    modules = [found for found in live_objects(nn.Module) if "_modules" in vars(found)]  # else its __init__ runs
+    modules = [each for each in live_objects(nn.Module) if "_modules" in vars(each)]  # else its __init__ runs
     parents: dict[int, list[nn.Module]] = {}
     for module in modules:
         for child in module._modules.values():

@@ -1,5 +1,7 @@
 """`annotate_step`: the parts of a training step outside the model, and the patches that make each a region.
 
+Also patches of `torch.autograd.backward`, which `torch.Tensor.backward` calls as well, and `torch.autograd.grad`.
+
 At every call of compiled code, Dynamo checks that the functions which it traced are unchanged. No function that
 may be traced is therefore replaced: the patches are on context managers and methods that Dynamo handles specially.
 """
@@ -9,22 +11,116 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ...base.compat import gpu, operators, training
+from ...base.compat import autograd, cuda, operators, training
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
 from ...base.patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch, region
 from ..regions.region import Region
-from . import backward_calls
+from .compiling import skip_package
 from .labels import Instances, loaders, optimizers
 from .service import Handle, PatchService, contain_request
-from .uncompiled import skip_package
+
+PASSES = "following backward passes"
+_CREATE_GRAPH = 4  # the place of ``create_graph`` in the arguments of `torch.autograd.grad`
+T = TypeVar("T")
+
+
+class _ThreadState(threading.local):
+    """Per thread: the number of running wrappers, and the callbacks after the outermost one."""
+
+    depth = 0
+    callbacks: tuple[Callable[[], None], ...] = ()
+
+
+_thread_state = _ThreadState()
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def wrap_backward(
+    begin: Callable[[], T | None], end: Callable[[T], None] = _nothing, then: Callable[[], None] | None = None
+) -> Patch:
+    """Return a patch that calls functions around `torch.autograd.backward`, unless torch.compile traces it.
+
+    Args:
+        begin: called before; its errors are contained.
+        end: called with what ``begin`` returned, unless that is None, after any call; must not raise.
+        then: called after a successful call outside any backward pass, once no other wrapper of these functions
+            runs on the thread; its errors are contained.
+    """
+    return _wrap("backward", begin, end, then)
+
+
+def wrap_grad(begin: Callable[[], None], then: Callable[[], None]) -> Patch:
+    """Return a patch that calls functions around `torch.autograd.grad` as `wrap_backward` does.
+
+    ``then`` is not called where a graph of the gradients is created, as another pass goes through that.
+    """
+    return _wrap("grad", begin, _nothing, then)
+
+
+def _wrap(
+    name: str,
+    begin: Callable[[], T | None],
+    end: Callable[[T], None],
+    then: Callable[[], None] | None,
+) -> Patch:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            begun, outermost = None, False
+            try:
+                if not dispatch.tracing():
+                    outermost = not autograd.in_backward()
+                    begun = begin()
+            except Exception as error:
+                guard.failed(PASSES, error)
+            _thread_state.depth += 1
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                _thread_state.callbacks = ()
+                raise
+            finally:
+                _thread_state.depth -= 1
+                if begun is not None:
+                    end(begun)
+            if outermost:
+                _end_call(then, name == "grad", args, kwargs)
+            return result
+
+        return backward
+
+    return Patch(torch.autograd, name, make)
+
+
+@guard.contained(PASSES)
+def _end_call(
+    then: Callable[[], None] | None, is_grad: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Add ``then`` to the callbacks if the call ended a pass; after the outermost wrapper, call all of them."""
+    try:
+        creates_graph = is_grad and (kwargs.get("create_graph") or any(args[_CREATE_GRAPH : _CREATE_GRAPH + 1]))
+        if then is not None and not creates_graph:
+            _thread_state.callbacks = (*_thread_state.callbacks, then)
+    finally:
+        if not _thread_state.depth:
+            calls, _thread_state.callbacks = _thread_state.callbacks, ()
+            for call in calls:
+                call()
+
 
 FEATURE = "the regions of a step"
 OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
@@ -94,7 +190,7 @@ def contexts(kind: type, begin: Begin, switch: Switch) -> Iterator[Patch]:
     yield Patch(kind, "__enter__", entering)
 
 
-def _range(part: str, name: str, known: Instances, switch: Switch) -> Iterator[Patch]:
+def _range(part: str, name: str, instances: Instances, switch: Switch) -> Iterator[Patch]:
     """Show the ranges of optimizers or data loaders under names that differ for each, also in torch's own ranges.
 
     torch's ranges appear however the method is reached, as through a method that a learning rate scheduler bound
@@ -103,16 +199,16 @@ def _range(part: str, name: str, known: Instances, switch: Switch) -> Iterator[P
     """
     if dispatch.detailed:
         with guard.contained(f"telling {name} apart"):
-            known.find_existing()
+            instances.find_existing()
     return contexts(torch.autograd.profiler.record_function, RANGES[part], switch)
 
 
-def _begin_range(names: tuple[str, ...], known: Instances, module: str, context: Any) -> dispatch.Token | None:
+def _begin_range(names: tuple[str, ...], instances: Instances, module: str, context: Any) -> dispatch.Token | None:
     if not context.name.startswith(names):
         return None
     if dispatch.detailed:
         with guard.contained(FEATURE):
-            context.name += known.suffix(training.caller_in(sys._getframe(2), module))
+            context.name += instances.suffix(training.caller_in(sys._getframe(2), module))
     return dispatch.enter_without_torch(region.make(context.name, None, None, None, None))
 
 
@@ -191,7 +287,7 @@ def _backward(switch: Switch) -> Iterator[Patch]:
     def begin() -> dispatch.Token | None:
         return dispatch.enter(shown) if switch.on and not dispatch.backward_is_open() else None
 
-    yield backward_calls.wrap_backward(begin, dispatch.leave)
+    yield wrap_backward(begin, dispatch.leave)
 
 
 def _copies(switch: Switch) -> Iterator[Patch]:
@@ -229,8 +325,8 @@ def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
     target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(target, torch.Tensor):
         return source, target.device
-    known = isinstance(target, (str, int, torch.device))
-    return source, _device(target) if known else None  # else a dtype
+    names_device = isinstance(target, (str, int, torch.device))
+    return source, _device(target) if names_device else None  # else a dtype
 
 
 def _cuda(tensor: torch.Tensor, device: Any = None, *_: Any, **__: Any) -> Destination:

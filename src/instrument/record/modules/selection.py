@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import re
+import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -108,12 +111,12 @@ class Selection:
 
     def check(self, model: nn.Module) -> None:
         """Raise ``ValueError`` if a rule matches no module of ``model``."""
-        known = list(places(model))
+        all_places = list(places(model))
         for argument, rules in (("include", self.include or ()), ("exclude", self.exclude)):
             for rule in rules:
-                if not any(_matches(rule, place) for place in known):
-                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_suggestion(rule, known)}')
-        if not any(self.is_selected(place) for place in known):
+                if not any(_matches(rule, place) for place in all_places):
+                    raise ValueError(f'"{argument}" matches no module: {rule!r}; {_suggestion(rule, all_places)}')
+        if not any(self.is_selected(place) for place in all_places):
             raise ValueError("include, exclude, depth and skip_containers together leave no module")
 
     def is_selected(self, place: Place) -> bool:
@@ -169,56 +172,16 @@ def _matches(rule: Rule, place: Place) -> bool:
         raise ValueError(f"{rule!r}, which selects modules, failed for {place.path!r}: {error!r}") from error
 
 
-def _suggestion(rule: Rule, known: list[Place]) -> str:
+def _suggestion(rule: Rule, all_places: list[Place]) -> str:
     if isinstance(rule, type):
-        return f"it has {', '.join(sorted({class_name(place.module) for place in known}))}"
+        return f"it has {', '.join(sorted({class_name(place.module) for place in all_places}))}"
     text = rule if isinstance(rule, str) else getattr(rule, "pattern", "")
-    paths = [place.path for place in known if place.path]
+    paths = [place.path for place in all_places if place.path]
     close = difflib.get_close_matches(text, paths, 3, 0.3) or paths[:3]
     return f"the nearest are {', '.join(close)}" if close else "the model has no modules inside"
 
 
-class Namer:
-    """Makes the layers of one model, and keeps their regions, which profilers prepare once."""
-
-    def __init__(self, selection: Selection, backward: bool, modes: bool) -> None:
-        self.selection = selection
-        self.label = ""  # distinguishes the model from others with its name
-        self._backward = backward
-        self._modes = modes
-        self._regions: dict[tuple[str, str], Region] = {}
-
-    def layer(self, place: Place, parent: Layer | None) -> Layer:
-        """Return a new layer for ``place``; it has no regions if the place was not selected."""
-        name = self.selection.name(place)
-        if self.label and not place.path:
-            name += f"[{self.label}]"
-        if not self.selection.is_selected(place):
-            return Layer(name, None, None, None, parent)
-        layer = self._new_layer(name, place, parent)
-        if self.selection.names == "class" and _has_namesake(place, parent):
-            path = f"{self.label}.{place.path}" if self.label else place.path
-            layer.standalone = self._new_layer(f"{name}[{path}]", place, parent)
-            layer.standalone.primary = layer
-        return layer
-
-    def _new_layer(self, name: str, place: Place, parent: Layer | None) -> Layer:
-        kind = class_name(place.module)
-        backward = self._region(f"{name} (backward)", kind) if self._backward else None
-        forward = self._region(name, kind)
-        evaluation = self._region(f"{name} (eval)", kind) if self._modes else forward
-        return Layer(name, forward, evaluation, backward, parent)
-
-    def _region(self, name: str, kind: str) -> Region:
-        # By class, so that equal layers have one color.
-        known = self._regions.get((name, kind))
-        if known is None:
-            known = self._regions[name, kind] = Region(name, region.by_name(kind), DOMAIN)
-        return known
-
-
-@dataclass
-class ModelLayout:
+class ModelLayout(NamedTuple):
     """The layers and hooks of one model.
 
     Attributes:
@@ -232,51 +195,103 @@ class ModelLayout:
     hidden: list[str]
 
 
-def lay_out(model: nn.Module, namer: Namer, taken: dict[int, Layer]) -> ModelLayout:
-    """Return the plan for ``model``.
+class AnnotatedModel:
+    """A model whose modules are to have hooks; it makes the layers, and keeps their regions.
 
-    Args:
-        model: the model.
-        namer: makes the layers.
-        taken: the layers of modules that have hooks already, by the id of the module; they get no second hooks.
+    Attributes:
+        model: refers to the model.
+        shapes: whether to show the shapes of the inputs.
+        label: distinguishes the model from others with its name.
+        layers: the first layer of each module, while there are hooks on them.
+        was_called: whether a layer was called since the hooks were attached.
     """
-    known = list(places(model))
-    visible = [place for place in known if not place.hidden and has_forward(place.module)]
-    chosen = {place for place in visible if namer.selection.is_selected(place)}
-    at: dict[Place, Layer] = {}
-    of: dict[int, list[Layer]] = defaultdict(list)
-    modules: dict[int, nn.Module] = {}
-    kept = chosen | set(_callers(visible, chosen))
-    for place in visible:
-        if place not in kept:
-            continue
-        key = id(place.module)
-        parent = next((at[above] for above in _ancestors(place) if above in at), None)
-        if key in taken:
-            at[place] = taken[key]
-        elif key in of and any(layer.parent is parent for layer in of[key]):
-            at[place] = of[key][0]  # called from the same place: the same name
-        else:
-            at[place] = namer.layer(place, parent)
-            of[key].append(at[place])
-            modules[key] = place.module
-    for layers in of.values():
-        if len(layers) > 1:
-            layers[0].aliases = layers
-            for layer in layers:
-                layer.primary = layers[0]
-                if layer.standalone is not None:
-                    layer.standalone.primary = layers[0]
-    inside = [
-        place
-        for place in known
-        if place.hidden and has_forward(place.module) and namer.selection.is_selected(place)
-    ]
-    hidden = [namer.selection.name(place) for place in inside]
-    hookless = {
-        id(place.module) for place in kept if any(_has_fast_path(above) for above in (place, *_ancestors(place)))
-    }
-    return ModelLayout([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
+
+    def __init__(self, model: nn.Module, selection: Selection, backward: bool, modes: bool, shapes: bool) -> None:
+        self.model = weakref.ref(model)
+        self.selection = selection
+        self.shapes = shapes
+        self.label = ""
+        self.layers: list[Layer] = []
+        self.was_called = False
+        self._backward = backward
+        self._modes = modes
+        self._region = functools.cache(_new_region)  # profilers prepare each once
+
+    def __str__(self) -> str:
+        model = self.model()
+        return type(model).__name__ if model is not None else "a deleted model"
+
+    def lay_out(self, model: nn.Module, taken: dict[int, Layer]) -> ModelLayout:
+        """Return the plan for ``model``, as it is now.
+
+        Args:
+            model: the model.
+            taken: the layers of modules that have hooks already, by the id of the module; these get no others.
+        """
+        all_places = list(places(model))
+        visible = [place for place in all_places if not place.hidden and has_forward(place.module)]
+        chosen = {place for place in visible if self.selection.is_selected(place)}
+        at: dict[Place, Layer] = {}
+        of: dict[int, list[Layer]] = defaultdict(list)
+        modules: dict[int, nn.Module] = {}
+        kept = chosen | set(_callers(visible, chosen))
+        for place in visible:
+            if place not in kept:
+                continue
+            key = id(place.module)
+            parent = next((at[above] for above in _ancestors(place) if above in at), None)
+            if key in taken:
+                at[place] = taken[key]
+            elif key in of and any(layer.parent is parent for layer in of[key]):
+                at[place] = of[key][0]  # called from the same place: the same name
+            else:
+                at[place] = self._layer(place, parent)
+                of[key].append(at[place])
+                modules[key] = place.module
+        for layers in of.values():
+            if len(layers) > 1:
+                layers[0].aliases = layers
+                for layer in layers:
+                    layer.primary = layers[0]
+                    if layer.standalone is not None:
+                        layer.standalone.primary = layers[0]
+        hidden = [
+            self.selection.name(place)
+            for place in all_places
+            if place.hidden and has_forward(place.module) and self.selection.is_selected(place)
+        ]
+        hookless = {
+            id(place.module)
+            for place in kept
+            if any(isinstance(above.module, nn.TransformerEncoderLayer) for above in (place, *_ancestors(place)))
+        }  # hooks on the layer or inside it would switch off its fast path and change its results
+        self.layers = [layers[0] for layers in of.values()]
+        return ModelLayout([(modules[key], layers[0]) for key, layers in of.items()], hookless, hidden)
+
+    def _layer(self, place: Place, parent: Layer | None) -> Layer:
+        """Return a new layer for ``place``; it has no regions if the place was not selected."""
+        name = self.selection.name(place)
+        if self.label and not place.path:
+            name += f"[{self.label}]"
+        if not self.selection.is_selected(place):
+            return Layer(name, None, None, None, parent)
+        layer = self._layer_with_regions(name, place, parent)
+        if self.selection.names == "class" and _has_namesake(place, parent):
+            path = f"{self.label}.{place.path}" if self.label else place.path
+            layer.standalone = self._layer_with_regions(f"{name}[{path}]", place, parent)
+            layer.standalone.primary = layer
+        return layer
+
+    def _layer_with_regions(self, name: str, place: Place, parent: Layer | None) -> Layer:
+        kind = class_name(place.module)
+        backward = self._region(f"{name} (backward)", kind) if self._backward else None
+        forward = self._region(name, kind)
+        evaluation = self._region(f"{name} (eval)", kind) if self._modes else forward
+        return Layer(name, forward, evaluation, backward, parent)
+
+
+def _new_region(name: str, kind: str) -> Region:
+    return Region(name, region.by_name(kind), DOMAIN)  # by class, so that equal layers have one color
 
 
 def _has_namesake(place: Place, parent: Layer | None) -> bool:
@@ -297,20 +312,9 @@ def _ancestors(place: Place) -> Iterator[Place]:
         yield place
 
 
-def _has_fast_path(place: Place) -> bool:
-    """Return whether hooks on the module or inside it would switch off its fast path and change its results."""
-    return isinstance(place.module, nn.TransformerEncoderLayer)
-
-
 def _callers(visible: list[Place], chosen: set[Place]) -> Iterator[Place]:
     """Yield the callers of selected modules with several places, which the calls around them distinguish."""
-    several: dict[int, list[Place]] = defaultdict(list)
+    times = Counter(id(place.module) for place in chosen)
     for place in visible:
-        if place in chosen:
-            several[id(place.module)].append(place)
-    for found in several.values():
-        if len(found) > 1:
-            callers = (
-                next((above for above in _ancestors(place) if has_forward(above.module)), None) for place in found
-            )
-            yield from (caller for caller in callers if caller is not None)
+        if place in chosen and times[id(place.module)] > 1:
+            yield from islice((above for above in _ancestors(place) if has_forward(above.module)), 1)

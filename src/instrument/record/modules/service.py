@@ -7,9 +7,9 @@ import contextlib
 import os
 import sys
 import threading
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from ...base.config import settings
@@ -98,12 +98,9 @@ class PatchService(ABC, Generic[T]):
 
     def _is_refreshing(self) -> bool:
         """Return whether this thread is in `_refresh`, by its frames: an interrupt could leave a flag set."""
-        frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
-            if frame.f_code is PatchService._refresh.__code__ and frame.f_locals["self"] is self:
-                return True
-            frame = frame.f_back
-        return False
+        code = PatchService._refresh.__code__
+        frames = traceback.walk_stack(sys._getframe(2))
+        return any(frame.f_code is code and frame.f_locals["self"] is self for frame, _ in frames)
 
     def _refresh(self) -> None:
         on = self._is_on = self._should_be_on

@@ -128,8 +128,8 @@ def _is_file(path: Path, opened: OwnDescriptor) -> bool:
 
 def _is_left(path: Path) -> bool:
     """Return whether a file of commands or answers belongs to a process of this machine that has exited."""
-    found = _NAME.fullmatch(path.name)
-    return found is not None and process_id.has_exited(found)
+    name = _NAME.fullmatch(path.name)
+    return name is not None and process_id.has_exited(name)
 
 
 def remove_stale_commands(folder: Path) -> None:
@@ -155,10 +155,10 @@ def commands_of(target: str) -> list[Path]:
         return [_commands_of_process(target)]
     if not folder.is_dir():
         raise ValueError(f'"PID|RUN" must be the number of a process or the folder of a run: {target!r}')
-    found = sorted(path for path in folder.glob(f".*{_COMMANDS}") if _NAME.fullmatch(path.name))
-    if not found:
+    paths = sorted(path for path in folder.glob(f".*{_COMMANDS}") if _NAME.fullmatch(path.name))
+    if not paths:
         raise LookupError(f'no process with the trigger "command" records into {target}')
-    return found
+    return paths
 
 
 def _commands_of_process(process: str) -> Path:
@@ -166,8 +166,8 @@ def _commands_of_process(process: str) -> Path:
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
             with suppress(FileNotFoundError):  # closed meanwhile
                 path = descriptor.readlink()
-                found = _NAME.fullmatch(path.name)
-                if found is not None and found["process"] == process:
+                name = _NAME.fullmatch(path.name)
+                if name is not None and name["process"] == process:
                     return path
     except OSError as error:
         text = f"cannot look into process {process}: {error.strerror}; give the folder of its run"
@@ -182,8 +182,8 @@ def ask(path: Path, command: Mapping[str, Any]) -> dict[str, Any] | None:
         OSError: the process does not answer in time, or belongs to somebody else.
     """
     remove_stale_commands(path.parent)
-    found = _NAME.fullmatch(path.name)
-    if found is None or found["machine"] != process_id.machine():  # a shared folder may show it late
+    name = _NAME.fullmatch(path.name)
+    if name is None or name["machine"] != process_id.machine():  # a shared folder may show it late
         return None
     key = uuid.uuid4().hex
     try:

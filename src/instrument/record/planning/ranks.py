@@ -105,7 +105,9 @@ def choose_ranks(
             wanted, size = _numbers(name, numbers), _local_world_size()
             chosen &= {rank for rank in chosen if (rank // size if name == "node" else rank % size) in wanted}
     if not chosen:
-        raise ValueError(f"no rank of {world_size()} is at {_described(node=node, local=local, **position)}")
+        given = {"node": node, "local": local, **position}.items()
+        place = ", ".join(f"{name}={value}" for name, value in given if value is not None)
+        raise ValueError(f"no rank of {world_size()} is at {place}")
     if sample is None:
         return frozenset(chosen)
     count = min(integer("sample", sample, least=1), len(chosen))
@@ -157,14 +159,14 @@ def _in_mesh(mesh: Any, position: dict[str, int | Iterable[int]]) -> set[int]:
     names = getattr(mesh, "mesh_dim_names", None)
     if not names or not hasattr(mesh, "mesh"):
         raise TypeError(f'"mesh" must be a DeviceMesh whose dimensions have names: {mesh!r}')
-    found = mesh.mesh
+    ranks = mesh.mesh
     for name, numbers in position.items():
         if name not in names:
             raise ValueError(f'"{name}" must be a dimension of the mesh, one of {", ".join(names)}')
         axis = names.index(name)
-        wanted = sorted(number for number in _numbers(name, numbers) if number < found.shape[axis])
-        found = found.index_select(axis, found.new_tensor(wanted))
-    return set(found.flatten().tolist())
+        wanted = sorted(number for number in _numbers(name, numbers) if number < ranks.shape[axis])
+        ranks = ranks.index_select(axis, ranks.new_tensor(wanted))
+    return set(ranks.flatten().tolist())
 
 
 def _numbers(name: str, given: int | Iterable[int]) -> set[int]:
@@ -178,7 +180,3 @@ def _local_world_size() -> int:
     """Return how many ranks a node has, as torchrun and most launchers say it; all ranks without that."""
     size = _number_in("LOCAL_WORLD_SIZE")
     return max(world_size() if size is None else size, 1)
-
-
-def _described(**conditions: Any) -> str:
-    return ", ".join(f"{name}={value}" for name, value in conditions.items() if value is not None)

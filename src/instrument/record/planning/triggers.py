@@ -6,7 +6,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -53,8 +53,8 @@ class Triggers:
         self._commands: CommandFiles | None = None
         self._triggers: list[SignalTrigger | Watch] = []
         self._folder: Path | None = None  # created, so that a person finds it
-        files: list[Callable[[], str | None]] = []
-        times: list[Callable[[], str | None]] = []
+        files: list[Iterator[str | None]] = []
+        times: list[Iterator[str | None]] = []
         for text in _texts(given):
             kind, _, value = text.partition("=")
             if text == "command":
@@ -63,13 +63,13 @@ class Triggers:
                 self._triggers.append(SignalTrigger(_signal(text, value)))
             elif text == "file":
                 self._folder = folder
-                files.append(TouchedFile(folder / FILE).check)
+                files.append(touches(folder / FILE))
             elif kind == "file" and value:
-                files.append(TouchedFile(Path(value).absolute()).check)
+                files.append(touches(Path(value).absolute()))
             elif kind == "every":
-                times.append(Every(_seconds(text, value)).check)
+                times.append(periods(_seconds(text, value)))
             elif kind == "at":
-                times.append(DailyAt(*_hour(text, value)).check)
+                times.append(times_of_day(*_hour(text, value)))
             else:
                 raise _refused(text)
         for checks, automatic in ((files, False), (times, True)):
@@ -156,11 +156,11 @@ class Watch:
     """Checks the clock and files on a thread, twice a second.
 
     Args:
-        checks: each returns the reason to open a window now, or None.
+        checks: each yields the reason to open a window now, or None.
         automatic: whether they look at the clock.
     """
 
-    def __init__(self, checks: Sequence[Callable[[], str | None]], *, automatic: bool) -> None:
+    def __init__(self, checks: Sequence[Iterator[str | None]], *, automatic: bool) -> None:
         self._checks = checks
         self.automatic = automatic
         self._ended: threading.Event | None = None
@@ -168,7 +168,7 @@ class Watch:
     def begin(self, ask: Callable[[str], None]) -> None:
         """Start the thread."""
         for check in self._checks:
-            check()  # sets the first state, on this thread: a later touch counts
+            next(check)  # sets the first state, on this thread: a later touch counts
         ended = self._ended = threading.Event()
         watch = guard.contained(FEATURE)(self._watch)
         threading.Thread(target=watch, args=(ask, ended), name="instrument triggers", daemon=True).start()
@@ -181,63 +181,55 @@ class Watch:
     def _watch(self, ask: Callable[[str], None], ended: threading.Event) -> None:
         while not ended.wait(_CHECK_INTERVAL_S):
             for check in self._checks:
-                reason = check()
+                reason = next(check)
                 if reason is not None:
                     ask(reason)
 
 
-class TouchedFile:
-    """A file that requests a window when it appears, is written or touched."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._state: tuple[int | None] | None = None  # None before the first check
-
-    def check(self) -> str | None:
-        """Return the reason if the file was touched since the last check."""
-        modified_ns = None
-        with Suppressed(OSError):
-            modified_ns = self._path.stat().st_mtime_ns
-        before, self._state = self._state, (modified_ns,)
-        touched = before is not None and modified_ns is not None and before != self._state
-        return f"file {self._path} touched" if touched else None
+# What `Watch` looks at: each yields at every check the reason to open a window now, or None.
 
 
-class Every:
-    """A period of wall time, which a change of the clock does not affect."""
+def touches(path: Path) -> Iterator[str | None]:
+    """Check whether a file appeared, or was written or touched, since the last check."""
+    reason, before = None, _modified_ns(path)
+    while True:
+        yield reason
+        now = _modified_ns(path)
+        reason = f"file {path} touched" if now not in (None, before) else None
+        before = now
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._due = 0.0
 
-    def check(self) -> str | None:
-        """Return the reason once a period."""
+def periods(seconds: float) -> Iterator[str | None]:
+    """Check whether a period of wall time is over, which a change of the clock does not affect."""
+    reason, due = None, time.monotonic() + seconds
+    while True:
+        yield reason
         now = time.monotonic()
-        if not self._due:
-            self._due = now + self._seconds
-        if now < self._due:
-            return None
-        self._due += self._seconds * (1 + (now - self._due) // self._seconds)  # periods that a sleep left out
-        return f"every {self._seconds:g} s"
+        reason = f"every {seconds:g} s" if now >= due else None
+        if now >= due:
+            due += seconds * (1 + (now - due) // seconds)  # periods that a sleep left out
 
 
-class DailyAt:
-    """A time of day, in local time."""
+def times_of_day(hour: int, minute: int) -> Iterator[str | None]:
+    """Check whether a time of day has come, in local time."""
+    reason, due = None, _next_time(hour, minute)
+    while True:
+        yield reason
+        over = datetime.now() >= due
+        reason = f"at {hour:02}:{minute:02}" if over else None
+        due = _next_time(hour, minute) if over else due
 
-    def __init__(self, hour: int, minute: int) -> None:
-        self._hour, self._minute = hour, minute
-        self._due: datetime | None = None
 
-    def check(self) -> str | None:
-        """Return the reason once a day."""
-        now = datetime.now()
-        if self._due is not None and now < self._due:
-            return None
-        first = self._due is None
-        self._due = now.replace(hour=self._hour, minute=self._minute, second=0, microsecond=0)
-        if self._due <= now:
-            self._due += timedelta(days=1)
-        return None if first else f"at {self._hour:02}:{self._minute:02}"
+def _modified_ns(path: Path) -> int | None:
+    with Suppressed(OSError):
+        return path.stat().st_mtime_ns
+    return None
+
+
+def _next_time(hour: int, minute: int) -> datetime:
+    now = datetime.now()
+    due = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    return due if due > now else due + timedelta(days=1)
 
 
 def _texts(given: str | Iterable[str]) -> list[str]:
@@ -259,17 +251,17 @@ def _signal(text: str, value: str) -> signal.Signals:
 
 
 def _seconds(text: str, value: str) -> float:
-    found = _DURATION.fullmatch(value)
-    if not found or not (seconds := float(found[1]) * _SECONDS[found[2]]):
+    duration = _DURATION.fullmatch(value)
+    if not duration or not (seconds := float(duration[1]) * _SECONDS[duration[2]]):
         raise _refused(text)
     return seconds
 
 
 def _hour(text: str, value: str) -> tuple[int, int]:
-    found = _TIME.fullmatch(value)
-    if not found:
+    time_of_day = _TIME.fullmatch(value)
+    if not time_of_day:
         raise _refused(text)
-    return int(found[1]), int(found[2])
+    return int(time_of_day[1]), int(time_of_day[2])
 
 
 _SLOW_STEP_FEATURE = "opening a window at a slow step"

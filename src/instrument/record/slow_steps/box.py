@@ -12,8 +12,7 @@ from ...base.config import settings
 from ...base.guard import guard
 from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
-from .judging import Alarms, Periods, UsualStep
-from .slow_step import OTHER, PHASES, PhaseTime, SlowStep
+from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
 from .step_clock import BLOCK, StepClock, StepTimes
 
 FEATURE = "the black box"
@@ -141,8 +140,8 @@ class BlackBox:
     @property
     def periodic(self) -> dict[int, SlowStep]:
         """The last slow step of each period, by the number of steps from one to the next."""
-        known = self._periods.known
-        return {every: slow for every, slow in self._periodic.items() if every in known}
+        periods = self._periods.known
+        return {every: slow for every, slow in self._periodic.items() if every in periods}
 
     def __enter__(self) -> BlackBox:
         self.start()
@@ -285,11 +284,11 @@ class BlackBox:
 
     def _phase_times(self, times: StepTimes, usual: StepTimes) -> dict[str, PhaseTime]:
         pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))
-        known = {phase: pair for phase, pair in pairs.items() if pair.ns or pair.usual_ns}
-        known[OTHER] = PhaseTime(
+        phases = {phase: pair for phase, pair in pairs.items() if pair.ns or pair.usual_ns}
+        phases[OTHER] = PhaseTime(
             times.duration_ns - sum(times.phases_ns), usual.duration_ns - sum(usual.phases_ns)
         )
-        return dict(sorted(known.items(), key=lambda item: -item[1].delta_ns))
+        return dict(sorted(phases.items(), key=lambda item: -item[1].delta_ns))
 
 
 def _inactive(*_: Any, **__: Any) -> BlackBox:

@@ -1,4 +1,4 @@
-"""How a step is judged: `UsualStep` says from when it is slow, `Periods` which recur, `Alarms` which alarm."""
+"""`SlowStep`, and how it is judged: `UsualStep` (from when it is slow), `Periods` (what recurs), `Alarms`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,84 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ...base.units import duration
+
+OTHER = "other"
+"""The time of a step outside its phases."""
+
+PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint")
+"""The phases that the regions of this library and of its adapters show."""
+
+OPTIMIZER = 1 + PHASES.index("optimizer")
+"""The column of the phase that may contain others, as a closure computes the loss in it."""
+
+
+class PhaseTime(NamedTuple):
+    """The time of a phase in a step.
+
+    Attributes:
+        ns: in this step.
+        usual_ns: in a usual step.
+    """
+
+    ns: int
+    usual_ns: int
+
+    @property
+    def delta_ns(self) -> int:
+        """``ns`` - ``usual_ns``."""
+        return self.ns - self.usual_ns
+
+
+@dataclass(frozen=True)
+class SlowStep:
+    """A step that took longer than usual.
+
+    The usual step is the one of median length out of the last steps. So both columns of ``phases`` are exact: they
+    add up to ``duration_ns`` and to ``usual_ns``, and the differences to ``delta_ns``.
+
+    Attributes:
+        step: its number.
+        duration_ns: its length.
+        usual_ns: the length of a usual step.
+        score: how many times the noise it is above that, on a logarithmic scale (a robust z-score).
+        phases: the time of each phase in both steps, the one that grew most first; "other" is the time outside all
+            phases.
+        period: it recurs: every so many steps there is one like it; 0 if it does not.
+    """
+
+    step: int
+    duration_ns: int
+    usual_ns: int
+    score: float
+    phases: dict[str, PhaseTime]
+    period: int = 0
+
+    @property
+    def delta_ns(self) -> int:
+        """``duration_ns`` - ``usual_ns``."""
+        return self.duration_ns - self.usual_ns
+
+    @property
+    def cause(self) -> str:
+        """The phase that took the most time more than usual."""
+        return next(iter(self.phases))
+
+    def __str__(self) -> str:
+        text = f"step {self.step} took {duration(self.duration_ns)}, {duration(self.delta_ns)} more than usual"
+        if len(self.phases) == 1:
+            return text
+        cause, (largest, *_) = self.cause, self.phases.values()
+        return f"{text}: {duration(largest.delta_ns)} of it in {cause if cause != 'other' else 'no phase'}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the step as a dict of JSON values: its attributes, ``delta_ns`` and ``cause``."""
+        phases = {name: {**time._asdict(), "delta_ns": time.delta_ns} for name, time in self.phases.items()}
+        own = {"delta_ns": self.delta_ns, "cause": self.cause, "phases": phases}
+        return {**vars(self), **own}
+
 
 _LEVEL_BLOCKS = 3  # whose medians give the usual time: few, so that it follows a drift
 _SPREAD_BLOCKS = 16  # whose spreads give the noise: many, as each knows it by a third only
@@ -104,19 +181,19 @@ class Periods:
 
     def period_of(self, step: int, duration_ns: int) -> int:
         """Return the period by which ``step`` was to be expected; 0 if there is none."""
-        self._known = [known for known in self._known if step - known.last <= _MISSES * known.every]
-        for known in self._known:
-            if (step - known.last) % known.every == 0:
-                usual = median(known.durations_ns)
-                known.last = step
-                known.durations_ns.append(duration_ns)
-                return known.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
+        self._known = [period for period in self._known if step - period.last <= _MISSES * period.every]
+        for period in self._known:
+            if (step - period.last) % period.every == 0:
+                usual = median(period.durations_ns)
+                period.last = step
+                period.durations_ns.append(duration_ns)
+                return period.every if duration_ns <= _OUT_OF_PERIOD * usual else 0
         self._slow.append((step, duration_ns))
-        found = self._new_period(step, duration_ns)
-        if found is None:
+        new = self._new_period(step, duration_ns)
+        if new is None:
             return 0
-        self._known.append(found)
-        return found.every
+        self._known.append(new)
+        return new.every
 
     @property
     def known(self) -> set[int]:

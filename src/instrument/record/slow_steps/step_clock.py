@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from ..regions.region import Region
-from .slow_step import OPTIMIZER, PhaseNames, SlowStep
+from .judging import OPTIMIZER, SlowStep
 
 BLOCK = 32
 """The steps after which the usual step is computed again."""
 
 _NEVER_SLOW = 1 << 62
 _CLOSED, _PAUSED = 0, -1
+
+
+_TORCH = (("enumerate(DataLoader)#", "data"), ("Optimizer.", "optimizer"))
+_SEPARATOR = re.compile(r"[./]")
+_MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
 
 
 class StepTimes(NamedTuple):
@@ -70,8 +76,8 @@ class StepClock:
         self._width = 1 + len(self.phases)
         self._blocks = -(-steps // BLOCK) + 1  # one of them is being filled
         self.begin_ring()
-        self._names = PhaseNames(self.phases)
-        self._columns = self._names.columns
+        self._phase_columns = {phase: column for column, phase in enumerate(self.phases, 1)}
+        self._columns: dict[str, int] = {}  # of the phase that each name so far shows; 0: none
         self._thread = get_ident()  # of the loop
         self._phase = 0  # the column of the open phase
         self._opened_ns = _CLOSED  # when that phase was opened, unless none is open or the clock is paused
@@ -173,12 +179,22 @@ class StepClock:
         try:
             column = self._columns[region.name]
         except KeyError:
-            column = self._names.add(region.name)
+            column = self._add_name(region.name)
         if not column or get_ident() != self._thread:
             return None
         self._phase = column
         self._opened_ns = self._since_ns = now = perf_counter_ns()
         return now
+
+    def _add_name(self, name: str) -> int:
+        """Return the column of the phase that a region shows by its name, which was not seen yet."""
+        phase = next((phase for prefix, phase in _TORCH if name.startswith(prefix)), None)
+        if phase is None:
+            phase = name if name in self._phase_columns else _SEPARATOR.split(name)[-1]
+        if len(self._columns) >= _MAX_NAMES:
+            self._columns.clear()
+        column = self._columns[name] = self._phase_columns.get(phase, 0)
+        return column
 
     def pop(self, opened_ns: int | None) -> None:
         """Close the phase, if `push` opened one and it is still open."""
@@ -190,7 +206,7 @@ class StepClock:
 
     def _push_inner(self, region: Region) -> int | None:
         """Open a phase in that of the optimizer; return when, negated."""
-        column = self._columns.get(region.name) or self._names.add(region.name)
+        column = self._columns.get(region.name) or self._add_name(region.name)
         if column in (0, OPTIMIZER) or self._inner_ns or self._opened_ns == _PAUSED or get_ident() != self._thread:
             return None
         self._inner = column
@@ -243,5 +259,5 @@ class StepClock:
         """Return the timed steps out of the last ``count``, or out of all in the ring, in order."""
         ahead = self._last_row + self._width
         rows = [*range(ahead, len(self._rows), self._width), *range(0, self._row, self._width)]
-        found = [self.times_at(row) for row in rows[-count if count else 0 :]]
-        return [times for times in found if times.duration_ns]
+        last = [self.times_at(row) for row in rows[-count if count else 0 :]]
+        return [times for times in last if times.duration_ns]

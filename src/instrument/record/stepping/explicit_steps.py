@@ -7,6 +7,7 @@ import inspect
 import itertools
 import os
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -188,10 +189,9 @@ class FunctionCallSteps:
             undo(self._patches)
             raise
         self._stay_removed()
-        code, frame = getattr(inspect.unwrap(unbound), "__code__", None), sys._getframe()
-        while frame is not None:
-            self.found_while_running = self.found_while_running or frame.f_code is code
-            frame = frame.f_back  # type: ignore[assignment]
+        code = getattr(inspect.unwrap(unbound), "__code__", None)
+        if any(frame.f_code is code for frame, _ in traceback.walk_stack(sys._getframe())):
+            self.found_while_running = True
 
     def _make_wrapper(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -217,7 +217,9 @@ class FunctionCallSteps:
     @contextmanager
     def _call(self) -> Iterator[None]:
         """Note that the function runs in the body, and count the call unless the body fails."""
-        self._count_running_call()
+        if self.found_while_running:  # the call during which it was found: that one has ended
+            self.found_while_running = False
+            self._end_call()
         before = _running_numbers.get()
         try:
             _running_numbers.set(before if self._number in before else (*before, self._number))
@@ -225,12 +227,6 @@ class FunctionCallSteps:
         finally:
             _running_numbers.set(before)
         self._end_call()
-
-    def _count_running_call(self) -> None:
-        """Count the call during which the function was found: it has ended when the next call begins."""
-        if self.found_while_running:
-            self.found_while_running = False
-            self._end_call()
 
     @guard.contained(FEATURE)
     def _end_call(self) -> None:

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, Protocol
 
+import torch
+
 from ...base.compat import autograd
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.live_objects import IdentitySet
 from ...base.patch import Change, Patch, apply, then, undo
 from ..cuda_graphs import GraphedCallables, GraphFollower
-from ..modules import backward_calls, parts
+from ..modules import parts
+from ..modules.compiling import DeferredCalls, skip_package, without_compiler
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..modules.parts import patcher
-from ..modules.uncompiled import skip_package
 from ..regions import dispatch
-from .compiled_code import DeferredCalls, without_compiler
 from .explicit_steps import SIGNS, FunctionCallSteps, check_step_on, program_steps
 from .optimizer_steps import FEATURE, MIN_STEPS_ALONE, OptimizerSteps, running
 from .outermost_model import OutermostModel
@@ -189,10 +190,8 @@ class StepFollower:
         undo(self._patches)
 
     def _new_patches(self) -> Iterator[Patch]:
-        import torch
-
-        yield backward_calls.wrap_backward(self._begin_step_0, then=self._end_pass)
-        yield backward_calls.wrap_grad(self._begin_step_0, self._end_grad)
+        yield parts.wrap_backward(self._begin_step_0, then=self._end_pass)
+        yield parts.wrap_grad(self._begin_step_0, self._end_grad)
         yield Patch(torch.optim.Optimizer, "__init__", lambda original: then(original, self._add_optimizer))
         yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
@@ -390,7 +389,7 @@ class StepFollower:
             self._end_step("forward")
         elif self._step_on is None and self.by in (None, "forward") and not self._expects_optimizer():
             missed = 0
-            if model.training and _grad_enabled():
+            if model.training and torch.is_grad_enabled():
                 self._uncounted_calls += 1
                 if self._uncounted_calls <= _MAX_EVENTS_IN_STEP:
                     return
@@ -400,12 +399,6 @@ class StepFollower:
     def _on_model_replay(self) -> None:
         if self._model is not None and not self._model.running and self.model is not None:
             self._end_model_call(self.model)
-
-
-def _grad_enabled() -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled())
 
 
 def _nothing() -> None:

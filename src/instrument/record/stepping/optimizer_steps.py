@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any, TypeAlias
 
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from ...base.compat import autograd
 from ...base.guard import guard
 from ...base.live_objects import IdentitySet
 from ...base.patch import Patch, apply, leave_no_frame, undo
 from ..cuda_graphs import GraphFollower, cuda_graphs
-from ..modules import backward_calls
+from ..modules import parts
 from ..modules.optimizers import parameters
 from ..regions import dispatch
 
@@ -84,8 +87,6 @@ class OptimizerSteps:
 
         An interrupt inside torch's registration leaves a hook that does nothing.
         """
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
         try:
             self._graphs.follow()
             self._handle = register_optimizer_step_post_hook(self._after_step)
@@ -127,13 +128,9 @@ class OptimizerSteps:
             undo(self._patches)
 
     def _new_patches(self) -> Iterator[Patch]:
-        import torch
-
-        from ..modules.parts import Switch, contexts
-
         yield Patch(torch.amp.GradScaler, "step", self._make_scaler_step)
-        yield backward_calls.wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
-        yield from contexts(torch.autograd.profiler.record_function, self._range, Switch())
+        yield parts.wrap_backward(self._begin_pass, self._threads_in_backward.discard, self._end_pass)
+        yield from parts.contexts(torch.autograd.profiler.record_function, self._range, parts.Switch())
 
     def _range(self, context: Any) -> dispatch.Token | None:
         if not context.name.startswith(_RANGE):
@@ -297,16 +294,16 @@ def _gradients(optimizer: Any) -> list[_Gradient]:
 
 def _changed(before: list[_Gradient], optimizer: Any) -> bool:
     """Return whether a backward pass has added to the gradients of the parameters of ``optimizer`` since."""
-    for parameter, known in zip(parameters(optimizer), before, strict=False):
+    for parameter, old in zip(parameters(optimizer), before, strict=False):
         gradient = parameter.grad
-        if gradient is not None and (known is None or known[0]() is not gradient or known[1] != gradient._version):
+        if gradient is not None and (old is None or old[0]() is not gradient or old[1] != gradient._version):
             return True
     return False
 
 
 def running(thread: int | None) -> bool:
     """Return whether ``thread`` is the number of a running thread."""
-    return any(found.ident == thread for found in threading.enumerate()) if thread is not None else False
+    return any(each.ident == thread for each in threading.enumerate()) if thread is not None else False
 
 
 def _nothing() -> None:

@@ -18,11 +18,10 @@ from ...base.compat.compiler import COMPILED_CALL
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.patch import Change, Patch, apply, leave_no_frame, then, transparent, undo
-from ..modules.compiling import StandIn, called_module, compiled_call, compiling, scripting
+from ..modules.compiling import ReplacedCall, called_module, compiled_call, compiling, scripting, without_compiler
 from ..modules.installer import getstate_class, leave_hooks_out
 from ..modules.module_calls import call_when_idle
 from ..regions import dispatch
-from .compiled_code import without_compiler
 
 FEATURE = "following the calls of the model"
 
@@ -33,7 +32,7 @@ class _ThreadState(threading.local):
     depth = 0
 
 
-class _ModelCall(StandIn):
+class _ModelCall(ReplacedCall):
     """Replaces the call of the outermost model, or until that is found, of a module compiled in place."""
 
     __slots__ = ("_module", "_outermost")
@@ -65,10 +64,10 @@ class OutermostModel:
     """Finds the outermost model and follows its calls, from `follow` to `remove`.
 
     The model is found by a class attribute that torch reads at each call of a module; it is reset at once, so that
-    neither other modules nor compiled code ever see it. From then on a stand-in replaces the call of that model.
+    neither other modules nor compiled code ever see it. From then on a replacement takes the call of that model.
     Hooks are not used: some libraries refuse models with hooks, or run them differently.
     ``model.compile()`` sets the same attribute on the module, which hides the class attribute, so such modules
-    have a stand-in until the model is found.
+    have a replacement until the model is found.
 
     Args:
         on_found: called with the model before its first call.
@@ -94,7 +93,7 @@ class OutermostModel:
         self._candidates: list[Patch] = []  # on modules compiled in place, during the search
         self._model_patches: list[Patch] = []
         self._other_patches: list[Change] = []  # until `remove`
-        self._patched_classes: set[type] = set()  # classes whose copies leave out the stand-in
+        self._patched_classes: set[type] = set()  # classes whose copies leave out the replacement
 
     def follow(self) -> None:
         """Start the search; after an interrupt at any point, `remove` undoes it."""
@@ -205,14 +204,14 @@ class OutermostModel:
             self._replace_call(module, self._model_patches)
 
     def _replace_call(self, module: nn.Module, held: list[Patch]) -> None:
-        """Replace the call of ``module``, and leave the stand-in out of its copies."""
+        """Replace the call of ``module``, and leave the replacement out of its copies."""
         if getstate_class(module) not in self._patched_classes:
             self._patched_classes.add(getstate_class(module))
             apply([Patch(getstate_class(module), "__getstate__", leave_hooks_out)], self._other_patches)
         compiled = vars(module).get(COMPILED_CALL)
         # Created here: the patch must not keep the module alive.
-        stand_in = _ModelCall(module, compiled, self)
-        apply([Patch(module, COMPILED_CALL, lambda _: stand_in)], held)
+        replacement = _ModelCall(module, compiled, self)
+        apply([Patch(module, COMPILED_CALL, lambda _: replacement)], held)
         self._stay_removed()
 
     @guard.contained(FEATURE)
@@ -231,7 +230,7 @@ class OutermostModel:
 
     @contextlib.contextmanager
     def _suspend_for_scripting(self) -> Iterator[None]:
-        """Remove the stand-in while TorchScript reads the attributes of the model."""
+        """Remove the replacement while TorchScript reads the attributes of the model."""
         followed = bool(self._model_patches)
         undo(self._model_patches)
         yield
@@ -243,7 +242,7 @@ class OutermostModel:
     def _suspend_for_compiling(self) -> Iterator[None]:
         """Remove the patches during compilation; then follow the model that ``torch.compile`` returned, if any.
 
-        A model compiled in place is called through its stand-in, which is not compiled.
+        A model compiled in place is called through its replacement, which is not compiled.
         """
         searching, model = bool(self._class_patches), self._compilable_model()
         undo(self._class_patches)

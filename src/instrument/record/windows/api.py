@@ -6,29 +6,63 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from ...base.guard import guard
 from ..allocator_history.options import MemoryHistory
 from ..exporters.exporter import Exporter, ExporterName, choose
-from ..exporters.torch_options import Detail
+from ..exporters.torch_profiler import Detail
 from ..handover.storage import Keep, masked
 from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, NOTHING, Schedule, TorchSchedule, schedule
 from ..planning.triggers import Triggers
 from .driver import Driver as Driver
 from .driver import ProfileOptions
-from .profile import Profile
-from .step_regions import DEPTH as DEPTH
-from .step_regions import STEP_PARTS as STEP_PARTS
-from .step_regions import models_in
+from .profile import DEPTH as DEPTH
+from .profile import STEP_PARTS as STEP_PARTS
+from .profile import Profile, models_in
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.profiler import ProfilerActivity
     from typing_extensions import Unpack
 
-    from .options import TorchProfilerOptions
+
+class TorchProfilerOptions(TypedDict, total=False):
+    """The arguments of `torch.profiler.profile` that a profile passes on."""
+
+    activities: Iterable[ProfilerActivity] | None
+    record_shapes: bool
+    profile_memory: bool
+    with_stack: bool
+    with_flops: bool
+    with_modules: bool
+    experimental_config: Any
+    execution_trace_observer: Any
+    acc_events: bool
+    custom_trace_id_callback: Callable[[], str] | None
+    post_processing_timeout_s: float | None
+
+
+class ProfileArguments(TorchProfilerOptions, total=False):
+    """The arguments of `profile` except for the folder and the schedule."""
+
+    on_trace_ready: Callable[[Profile], Any] | None
+    on_summary: Callable[[str], None] | None
+    diagnose: bool
+    detail: Detail
+    compile_log: bool
+    memory: Literal["snapshot"] | MemoryHistory | None
+    exporter: ExporterName | Exporter
+    ranks: Iterable[int] | str | None
+    first_step: int
+    triggers: str | Iterable[str]
+    trigger_steps: int
+    black_box: bool
+    keep: Keep | None
+    upload: str | None
+    upload_timeout: float
 
 
 def uncounted_profile(*_: Any, **__: Any) -> Profile:
@@ -171,15 +205,12 @@ def folder_of(out: Any) -> Path:
         TypeError, ValueError: ``out`` is not a path, or a URL.
     """
     if not isinstance(out, (str, os.PathLike)):
-        raise TypeError(f'"out" must be the path of a folder: {out!r}{_hint(out)}')
+        hint = '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
+        raise TypeError(f'"out" must be the path of a folder: {out!r}{hint}')
     if "://" in str(out):
         shown = masked(str(out))
         raise ValueError(f'"out" must be a local folder: {shown!r}; "upload" copies it: upload={shown!r}')
     return Path(out).absolute()
-
-
-def _hint(out: object) -> str:
-    return '; the schedule goes into "schedule": profile("runs/x", schedule=...)' if callable(out) else ""
 
 
 def _resolved(given: Schedule | str | Callable[[int], Any] | None, first_step: int) -> Schedule | TorchSchedule:

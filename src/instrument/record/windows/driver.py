@@ -9,7 +9,7 @@ from typing import Any
 from ...base.units import integer
 from ..allocator_history.options import MemoryHistory, chosen_history
 from ..exporters.exporter import Exporter
-from ..exporters.torch_options import Detail
+from ..exporters.torch_profiler import Detail
 from ..handover.storage import Keep
 from ..planning.ranks import chosen_ranks
 

@@ -84,27 +84,27 @@ class Outcomes:
         return self.rank == min(self._ranks or {0})
 
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
-        """Return the fields of the line of ``window``, except its status and reason."""
-        return {
-            "rank": self.rank,
-            "window": self._windows.label(window),
-            "opened_by": self._windows.opened_by(window),
-            "requested": self._windows.is_requested(window),
-            "planned_steps": (window.active, window.stop - 1 if window.stop < NEVER else None),
-            "steps": recording and recording.steps,
-            "cut_step": recording and recording.cut_step,
-            "start_ns": recording and recording.start_ns,
-            "end_ns": recording and recording.end_ns,
-            "exporter": self._exporter,
-            "hidden_regions": sorted(dispatch.compiled_away),
-            "cost": recording and recording.cost.entry(),
-            "memory": recording and recording.memory and recording.memory.entry(),
-        }
+        """Return the line of ``window``, except its status and reason."""
+        return self.manifest.entry(
+            rank=self.rank,
+            window=self._windows.label(window),
+            opened_by=self._windows.opened_by(window),
+            requested=self._windows.is_requested(window),
+            planned_steps=(window.active, window.stop - 1 if window.stop < NEVER else None),
+            steps=recording and recording.steps,
+            cut_step=recording and recording.cut_step,
+            start_ns=recording and recording.start_ns,
+            end_ns=recording and recording.end_ns,
+            exporter=self._exporter,
+            hidden_regions=sorted(dispatch.compiled_away),
+            cost=recording and recording.cost.entry(),
+            memory=recording and recording.memory and recording.memory.entry(),
+        )
 
     @guard.contained("the line of an open window")
     def note_open(self, window: Window) -> None:
         """Keep the line of ``window``, whose recording begins, for the case that the process is killed."""
-        self._open = OpenWindow(self._out, self.manifest.entry(**self.entry(window, None), status="failed"))
+        self._open = OpenWindow(self._out, self.entry(window, None) | {"status": "failed"})
 
     def drop_open(self) -> None:
         """Drop the line of the window that `note_open` noted, which gets its own one, or none yet."""
@@ -135,10 +135,10 @@ class Outcomes:
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
+        diagnose = read and self._options.diagnose
         self.finalizer.add_recorded(
-            recording.capture, files, read=read, diagnose=read and self._options.diagnose, ranks=ranks,
-            history=recording.memory, **line,
-        )  # fmt: skip
+            recording.capture, files, line, recording.memory, read=read, diagnose=diagnose, ranks=ranks
+        )
 
     def _ranks_of(self, window: Window) -> list[int]:
         """Return the ranks of the job that record ``window``."""
@@ -163,7 +163,7 @@ class Outcomes:
         self.drop_open()
         history = recording.memory if recording is not None else None
         line = self.entry(window, recording) | {"status": status, "reason": reason}
-        self.finalizer.add_unrecorded(history, **line)
+        self.finalizer.add_unrecorded(line, history)
         if step is not None:
             log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
 
@@ -214,10 +214,9 @@ class Outcomes:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
         if self._prints_summary:
-            hidden = sorted(dispatch.compiled_away)
             self.finalizer.report(
-                hidden,
                 self._options.on_summary,
+                hidden=sorted(dispatch.compiled_away),
                 diagnose=self._options.diagnose,
                 phase=self._windows.phase,
                 worst_steps=self.worst_steps(),

@@ -12,18 +12,19 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...base import stderr
 from ...base.config import settings
+from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.units import integer
+from ...base.live_objects import IdentitySet
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
-from ..planning.agreement import NOTICE_S, Agreement
 from ..planning.ranks import chosen_ranks, rank, world_size
-from ..planning.requests import RequestedWindows, WindowRequest
+from ..planning.requests import NOTICE_S, Agreement, RequestedWindows, WindowRequest
 from ..planning.schedule import Schedule
 from ..planning.triggers import SlowStepWindows, Triggers
 from ..regions.annotation import annotate
@@ -31,12 +32,17 @@ from ..slow_steps.box import BlackBox
 from ..stepping.explicit_steps import program_steps
 from .driver import Driver, ProfileOptions
 from .schedule_follower import ForgottenStep, ScheduleFollower
-from .step_regions import StepRegions
-from .torch_api import TorchProfilerApi
 from .window_recorder import FEATURE
 
+if TYPE_CHECKING:
+    from torch import nn
+
+
 _PHASE_NAME = re.compile(r"[A-Za-z][\w.]*")
-_USER_NAMES = frozenset({"black_box", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows"})
+_USER_NAMES = (
+    "add_metadata", "black_box", "events", "export_chrome_trace", "export_memory_timeline", "export_stacks",
+    "key_averages", "out", "phase", "start", "step", "step_num", "stop", "trigger", "windows",
+)  # fmt: skip
 
 
 class Profile(ScheduleFollower):
@@ -93,7 +99,7 @@ class Profile(ScheduleFollower):
 
     def __dir__(self) -> list[str]:
         """List the names for users, without the library's own interface."""
-        return sorted(_USER_NAMES | {name for name in vars(TorchProfilerApi) if not name.startswith("_")})
+        return list(_USER_NAMES)
 
     def __repr__(self) -> str:
         return f"<instrument.profile of {str(self.out)!r}, at step {self.step_num}>"
@@ -113,7 +119,8 @@ class Profile(ScheduleFollower):
         Raises:
             TypeError, ValueError: an argument is not accepted; the message gives its name and value.
         """
-        _check_name(name)
+        if not isinstance(name, str) or not _PHASE_NAME.fullmatch(name) or name == "step":
+            raise ValueError(f'"name" must be a word such as "eval", and not "step": {name!r}')
         if not self._initialized or self._process not in (0, os.getpid()):  # the windows are those of the parent
             return annotate(name)
         if name not in self._phases:
@@ -346,16 +353,46 @@ class Profile(ScheduleFollower):
                 self._finalizer.finish()
         return self._outcomes.manifest.entries
 
+    # The methods of torch.profiler.profile, which apply to the last window
 
-def _check_name(name: object) -> str:
-    """Return ``name`` if it can be a part of the name of a folder.
+    def export_chrome_trace(self, path: str | os.PathLike[str], use_python_export: bool = False) -> None:
+        """Copy the trace of the last window to ``path``, gzipped if it ends in ".gz".
 
-    Raises:
-        ValueError: it cannot.
-    """
-    if not isinstance(name, str) or not _PHASE_NAME.fullmatch(name) or name == "step":
-        raise ValueError(f'"name" must be a word such as "eval", and not "step": {name!r}')
-    return name
+        ``use_python_export``, which torch's own handlers pass from torch 2.13 on, changes nothing.
+        """
+        self._recorded("export_chrome_trace").export(os.fspath(path))
+
+    def add_metadata(self, key: str, value: str) -> None:
+        """Put a text into the trace of each window that ends from now on."""
+        for name, text in (("key", key), ("value", value)):
+            if not isinstance(text, str):
+                raise TypeError(f'"{name}" must be a string: {text!r}')
+        self._metadata[key] = value
+        recording = self._recording
+        if recording is not None and recording.start_ns is not None and recording.end_ns is None:
+            with guard.contained("adding metadata"):
+                recording.capture.add_metadata(key, value)
+
+    def key_averages(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of `torch.profiler.profile.key_averages`: 30 s and 2 GB for 500,000 events."""
+        return self._recorded("key_averages").profiler.key_averages(*args, **kwargs)
+
+    def events(self) -> Any:
+        """Return the result of `torch.profiler.profile.events`."""
+        return self._recorded("events").profiler.events()
+
+    def export_stacks(self, path: str, metric: str = "self_cpu_time_total") -> Any:
+        """Export stacks like `torch.profiler.profile.export_stacks`."""
+        return self._recorded("export_stacks").profiler.export_stacks(path, metric)
+
+    def export_memory_timeline(self, path: str, device: str | None = None) -> Any:
+        """Export the memory timeline like `torch.profiler.profile.export_memory_timeline`."""
+        return self._recorded("export_memory_timeline").profiler.export_memory_timeline(path, device)
+
+    def _recorded(self, method: str) -> Any:
+        if not hasattr(self._last_capture, "profiler"):
+            raise CaptureError(f"{method}: no window was recorded by torch.profiler so far")
+        return self._last_capture
 
 
 class PhaseBlock:
@@ -398,3 +435,60 @@ class PhaseBlock:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._training.resume_steps(thread)
+
+
+DEPTH = 4
+"""How many levels of modules below a model are regions, unless the user says."""
+STEP_PARTS = ("optimizer", "data", "backward", "clipping", "collectives")
+"""The parts of a step that are regions beside the modules."""
+
+
+def models_in(modules: nn.Module | Iterable[nn.Module] | None) -> list[nn.Module]:
+    """Return the models that the argument ``modules`` names.
+
+    Raises:
+        TypeError: it is neither a module nor several.
+    """
+    if modules is None:
+        return []
+    kind = getattr(sys.modules.get("torch.nn"), "Module", ())  # without torch there is no module
+    several = not isinstance(modules, kind) and isinstance(modules, Iterable) and not isinstance(modules, str)
+    models = list(modules) if several else [modules]  # type: ignore[arg-type]
+    if not all(isinstance(model, kind) for model in models):
+        raise TypeError(f'"modules" must be a torch.nn.Module, or several: {modules!r:.200}')
+    return models  # type: ignore[return-value]
+
+
+class StepRegions:
+    """Annotates models and their steps from `attach` to `remove`; keeps no model alive."""
+
+    def __init__(self) -> None:
+        self._models = IdentitySet()
+        self._attached = IdentitySet()
+        self._handles: list[Any] = []
+
+    def add(self, models: Iterable[nn.Module]) -> None:
+        """Annotate ``models`` as well, from the next `attach` on."""
+        for model in models:
+            self._models.add(model)
+
+    @guard.contained("annotating modules")
+    def attach(self) -> None:
+        """Annotate the models that are not annotated yet."""
+        new = [model for model in self._models if model not in self._attached]
+        if not new:
+            return
+        from ..modules.installer import annotate_modules  # imports torch
+        from ..modules.parts import annotate_step
+
+        if not self._handles:
+            self._handles.append(annotate_step(*STEP_PARTS))
+        for model in new:
+            self._attached.add(model)
+            self._handles.append(annotate_modules(model, DEPTH, names="class"))
+
+    def remove(self) -> None:
+        """Undo it; `attach` may follow."""
+        self._attached.clear()
+        while self._handles:
+            self._handles.pop().remove()

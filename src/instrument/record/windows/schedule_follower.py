@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import sys
 import threading
 import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from itertools import takewhile
-from typing import Any
+from typing import Any, ClassVar
 
 from ...base import log
 from ...base.compat import profilers
 from ...base.guard import guard
 from ...base.units import integer
+from ...base.errors import CaptureError
+from ...base.guard import exiting, guard, uncaught_error
 from ..cuda_graphs import cuda_graphs
 from ..planning.ranks import job_without_nccl
 from ..planning.schedule import NEVER
 from ..regions import dispatch
 from ..stepping.explicit_steps import program_steps
+from .outcomes import first_line, loop_ended
 from .recording import Recording
-from .run_ender import RunEnder
-from .window_recorder import FEATURE
+from .window_recorder import FEATURE, WindowRecorder
+
+_MAX_THREADS_WITHOUT_STEP = 3  # a server may start a thread for each request, and opening a window takes time
 
 
-class ScheduleFollower(RunEnder):
+class ScheduleFollower(WindowRecorder):
     """The part of a profile that follows the loop; no error reaches the loop but wrong arguments of `step`."""
 
+    _running: ClassVar[weakref.WeakSet[ScheduleFollower]] = weakref.WeakSet()
+    idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
+    _phases: Mapping[str, ScheduleFollower] = {}
+    _paused = False
+    _process = 0  # that began the run
+    _no_more_windows = False  # every window has begun
+    _ended_without_step = (0, 0)  # a window, and how many threads opened it and ended before a step of it did
+    _end_was_interrupted = False  # an interrupt cut off a part of the end
     _threads_in_phase: list[int] = []  # noqa: RUF012  # stays empty: each profile gets its own
     _forgotten_step: ForgottenStep
 
@@ -187,6 +203,252 @@ class ScheduleFollower(RunEnder):
         finally:
             if self._end_was_interrupted:  # on_trace_ready called `stop`
                 self._end(begun=True)
+
+    @property
+    def finished(self) -> bool:
+        """Whether no window is open or to come."""
+        if self._schedule.open_ended and self._started:
+            return False
+        return self._next_due_step == NEVER or (self._no_more_windows and self._recording is None)
+
+    def stop(self) -> None:
+        """Close an open window, wait for its files, account for windows not reached, and print the summary.
+
+        In a signal handler that interrupts the opening or closing of a window, this takes effect only after the
+        handler has returned or raised: a handler that calls ``os._exit`` leaves the window without its files.
+        """
+        self.end(begun=self.step_num > self._first)
+
+    @guard.contained(FEATURE)
+    def end(self, *, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> None:
+        """Stop as `stop` does, given the progress of the current step.
+
+        Args:
+            begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
+            complete: the current step ran to its end without a call of `step`, and counts.
+            error: what ended the loop, for the manifest; None if it ended otherwise.
+        """
+        self._request_change(self._end, begun, complete, error)
+        self.step_num += complete
+
+    @guard.contained(FEATURE)
+    def _end(self, begun: bool, complete: bool = False, error: BaseException | None = None) -> None:
+        try:
+            mine = self._end_windows(begun, complete, error)
+        except BaseException:
+            self._end_windows(begun, complete, error)  # the rest, after an interrupt; exit waits for the files
+            raise
+        for phase in self._phases.values():
+            phase.stop()
+        if mine:
+            self._finish()
+
+    def _end_windows(self, begun: bool, complete: bool, error: BaseException | None) -> bool:
+        """Close an open window and account for those not reached; return False if this was done."""
+        if not self._end_run(begun, complete, error):
+            return False
+        if self._process != os.getpid():  # a forked child: the windows are its parent's
+            return False
+        self._close_unclosed()
+        recording = self._recording
+        if recording is not None and not self._calling_on_trace_ready:
+            self._close_window(recording, begun=begun, complete=complete, cut=not (begun or complete))
+        self._complete_last_window(self.step_num + complete)
+        with guard.contained("ending"):
+            self._add_requested(self.step_num + complete)
+            if not self._never_records:
+                self._outcomes.note_not_reached(self._schedule.after(self._last_finished_index), self._end_reason)
+        return True
+
+    def _end_run(self, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> bool:
+        """End the run; return False if it had ended and nothing is left to do."""
+        started = self._started
+        if started:
+            if not self._paused:
+                self._end_reason = loop_ended(self.step_num, begun=begun, complete=complete, error=error)
+            elif error is not None:
+                self._end_reason += f"; the program ended with {first_line(error)}"
+            if self._postponement_reason:
+                self._end_reason += f"; {self._postponement_reason}"
+            self._started, self._paused, self._end_was_interrupted, self._next_due_step = False, False, True, NEVER
+        elif not self._end_was_interrupted or self._calling_on_trace_ready:
+            return False
+        self._detach()
+        ScheduleFollower._running.discard(self)
+        return True
+
+    def _detach(self) -> None:
+        """Remove what `Profile.start` attached to the program; may be called again."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        with guard.contained("ending"):
+            self._outcomes.report()
+            self._finalizer.finish()
+            if self._slow_steps is not None:
+                self._outcomes.say(self._slow_steps.nothing_slow)
+            if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
+                steps = self.step_num - self._first
+                self._outcomes.warn_if_nothing_was_recorded(
+                    self._first, steps, self._schedule.planned_count, self._end_reason
+                )
+        self._notify_idle()
+        if not self._calling_on_trace_ready:
+            self._end_was_interrupted = False
+            atexit.unregister(self._exit)
+
+    @classmethod
+    def _notify_idle(cls) -> None:
+        if cls.idle_callbacks and all(profile.finished for profile in cls._running):
+            for call in cls.idle_callbacks:
+                call()
+
+    @classmethod
+    def stop_all(cls) -> None:
+        """Stop every running profile, as the program is interrupted in its current step."""
+        for profile in list(cls._running):
+            profile.end()
+
+    @guard.contained(FEATURE)
+    def _exit(self) -> None:
+        error = uncaught_error()
+        with exiting():
+            with guard.contained(FEATURE):
+                cuda_graphs.end_stale_captures()
+            begun = self.step_num > self._first and error is None
+            with self._waiting_until_interrupted():
+                self._changes.make(functools.partial(self._end, begun, error=error))
+
+    @contextmanager
+    def _waiting_until_interrupted(self) -> Iterator[None]:
+        """Let a Ctrl-C end the wait of the body, where no code of the program would receive it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._end_windows(begun=False, complete=False, error=None)
+            self._end_was_interrupted = False  # a later call does not wait again
+            self._finalizer.output.print("instrument: not waiting; another process finishes the windows\n")
+
+    @guard.contained(FEATURE)
+    def pause(
+        self,
+        *,
+        begun: bool,
+        cut: bool = False,
+        error: BaseException | None = None,
+        wait: bool = True,
+        left: bool = False,
+    ) -> None:
+        """Close an open window at the end of a loop that may continue with `start`.
+
+        `start` continues with the current step and records the rest of the window into a separate trace, or all of
+        it if none of its steps has run. torch's profiler does not stay on, as this may be the last loop. `stop`,
+        or else the exit of the process, accounts for windows that are not reached. After the last window, `pause`
+        waits for the files, which programs read after the loop; while windows may follow, only `windows`, `stop`
+        and the exit of the process wait for the files.
+
+        Args:
+            begun: as for `end`.
+            cut: the current step probably did not end.
+            error: as for `end`.
+            wait: whether to print a summary, and to wait for the files after the last window.
+            left: whether the program left the loop: Python ignores errors of a generator that it closes.
+        """
+        with self._waiting_until_interrupted() if left else nullcontext():
+            self._request_change(self._pause, begun, cut, error, wait)
+
+    @guard.contained(FEATURE)
+    def _pause(self, begun: bool, cut: bool, error: BaseException | None, wait: bool) -> None:
+        if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
+            return
+        self._paused = True
+        self._close_unclosed()
+        self._end_reason = loop_ended(self.step_num, begun=begun, error=error)
+        if self._recording is not None:
+            self._break_window(self._recording, begun=begun, cut=cut)
+        self._times.cancel()
+        if self._slow_steps is not None:
+            self._slow_steps.box.pause()
+        self._complete_last_window(self.step_num)
+        if wait:
+            with guard.contained("ending"):
+                self._outcomes.report()
+                if self._schedule.is_last(self._last_finished_index):
+                    self._finalizer.finish()
+
+    def _break_window(self, recording: Recording, *, begun: bool, cut: bool) -> None:
+        """Close a window before its end; a later step continues it, or begins it if no step of it has run."""
+        empty = recording.steps is None or (begun and recording.steps[0] == self.step_num)
+        if empty and recording.on_own_thread():
+            self._abandon(recording)
+            return
+        self._continued_index = recording.window.index
+        try:
+            self._close_window(recording, begun=begun, cut=cut)
+        finally:
+            if self._end_was_interrupted:  # on_trace_ready called `stop`
+                self._end(begun)
+
+    @guard.contained(FEATURE)
+    def _on_thread_end(self, recording: Recording) -> None:
+        """Close a window before its thread ends; torch crashes if a thread leaves its profiler on."""
+        self._changes.make(functools.partial(self._leave_thread, recording))
+
+    def _leave_thread(self, recording: Recording) -> None:
+        self._close_unclosed()
+        if self._recording is not recording:
+            return
+        begun = self.step_num > self._first
+        reason = f"the thread of the window ended {'before' if begun else 'in'} step {self.step_num}"
+        self._end_reason = reason
+        self._break_window(recording, begun=begun, cut=not begun)
+        self._times.cancel()
+        if recording.save_result is None:  # no step has run
+            window, self._postponement_reason = recording.window, reason
+            before, threads = self._ended_without_step
+            self._ended_without_step = window.index, threads + 1 if window.index == before else 1
+            if self._ended_without_step[1] == _MAX_THREADS_WITHOUT_STEP:
+                self._fail_window(window, CaptureError(reason))
+            else:
+                self._missed_windows[window.index] = window
+
+    @guard.contained(FEATURE)
+    def abandon(self, reason: str) -> None:
+        """End without accounting for windows that are not reached; an open one fails for ``reason``."""
+        self._request_change(self._abandon_run, reason)
+
+    @guard.contained(FEATURE)
+    def _abandon_run(self, reason: str) -> None:
+        left = self._end_run()
+        if self._process != os.getpid():  # a forked child: the windows are its parent's
+            return
+        self._close_unclosed()
+        if left and self._recording is not None:
+            self._fail_window(self._recording.window, CaptureError(reason))
+        self._complete_last_window(self.step_num)
+        self._finalizer.finish()
+        self._notify_idle()
+        self._end_was_interrupted = False
+        atexit.unregister(self._exit)
+
+    def _request_change(self, change: Callable[..., None], *args: Any) -> None:
+        """Call ``change(*args)`` when no other change is running and no CUDA graph is being captured."""
+        self._changes.make(functools.partial(self._after_capture, functools.partial(change, *args)))
+
+    def _after_capture(self, change: Callable[[], None]) -> None:
+        """Call ``change`` now or, if a window is open, after this thread's capture of a CUDA graph.
+
+        An interrupt while this waits for another thread's capture does not leave the profiler running.
+        """
+        postponed = False
+        try:
+            mine = self._recording is not None and self._process == os.getpid()
+            postponed = mine and cuda_graphs.postpone(functools.partial(self._changes.make, change))
+        finally:
+            if postponed:  # `step` calls ``change`` if the end of the capture is not seen
+                self._next_due_step = self.step_num + 1
+            else:
+                change()
 
 
 _FORGOTTEN_FEATURE = "noticing a forgotten step()"

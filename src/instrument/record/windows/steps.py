@@ -20,15 +20,14 @@ from ..planning.schedule import SCHEDULE_OPTIONS as SCHEDULE_OPTIONS
 from ..planning.schedule import schedule as make_schedule
 from ..regions.annotation import annotate
 from .api import Driver, folder_of, new_profile, uncounted_profile
-from .profile import Profile
-from .step_regions import models_in
+from .profile import Profile, models_in
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
-    from .options import ProfileArguments
+    from .api import ProfileArguments
 
 T = TypeVar("T")
 CYCLE = {"wait": 1, "warmup": 1, "active": 3}
@@ -102,8 +101,7 @@ class LoopStepCounter:
             left: the program left the loop before its last item.
         """
         begun = not self.step_open
-        pause = self.profile.pause_left_loop if left else self.profile.pause
-        pause(begun=begun, cut=not begun and self._updates < self._max_updates)
+        self.profile.pause(begun=begun, cut=not begun and self._updates < self._max_updates, left=left)
 
     @guard.contained(FEATURE)
     def leave(self) -> None:
@@ -149,11 +147,16 @@ class StepIterator(Generic[T]):
     """The items of ``iterable``, each a step of ``profile``. Iterating again, as for an epoch, counts on."""
 
     def __init__(
-        self, iterable: Iterable[T], counter: LoopStepCounter, again: Callable[[], LoopStepCounter]
+        self,
+        iterable: Iterable[T],
+        counter: LoopStepCounter,
+        again: Callable[[], LoopStepCounter],
+        accumulate: int = 1,
     ) -> None:
         self._iterable = iterable
         self._counter = counter
         self._make_counter = again  # makes another count, for a nested or concurrent loop
+        self._accumulate = accumulate
 
     @property
     def profile(self) -> Profile:
@@ -204,16 +207,6 @@ class StepIterator(Generic[T]):
 
 class MicroStepIterator(StepIterator[T]):
     """The items of ``iterable``, each in a region "micro-step"; every ``accumulate`` of them are a step."""
-
-    def __init__(
-        self,
-        iterable: Iterable[T],
-        counter: LoopStepCounter,
-        again: Callable[[], LoopStepCounter],
-        accumulate: int,
-    ) -> None:
-        super().__init__(iterable, counter, again)
-        self._accumulate = accumulate
 
     def __iter__(self) -> Iterator[T]:
         groups: Iterator[Any] = super().__iter__()
@@ -296,12 +289,9 @@ def steps(
         >>> for batch in steps(loader, "runs/bert", wait=1, warmup=1, active=3):
         ...     train_step(batch)
     """
+    named = {name: value for name, value in locals().items() if name in SCHEDULE_OPTIONS}
     if not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
         raise TypeError(f'"iterable" must be iterable: {iterable!r}')
-    named = {
-        "wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first,
-        "skip_first_wait": skip_first_wait, "at": at, "every": every,
-    }  # fmt: skip
     models = models_in(modules)
     folder, accumulate = folder_of(out), integer("accumulate", accumulate, least=1)
     chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
@@ -315,21 +305,20 @@ def steps(
     frame = sys._getframe(2)  # the caller of the containment around this function
     places = _counters.setdefault(frame.f_code, {})
     place = frame.f_code.co_filename, frame.f_lasti, folder
-    known = places.get(place)
+    counter = places.get(place)
     if (
-        known is not None
-        and known.schedule == _comparable_schedule(chosen)
-        and first in (known.first, known.profile.step_num)
-        and known.cell == _running_cell()
+        counter is not None
+        and counter.schedule == _comparable_schedule(chosen)
+        and first in (counter.first, counter.profile.step_num)
+        and counter.cell == _running_cell()
     ):
-        if known.arguments != arguments:
+        if counter.arguments != arguments:
             make()  # checks them
-        known.profile.annotate(models)  # not an argument, which would keep a model alive
+        counter.profile.annotate(models)  # not an argument, which would keep a model alive
     else:
-        known = places[place] = make()
-    if accumulate > 1:
-        return MicroStepIterator(iterable, known, make, accumulate)
-    return StepIterator(iterable, known, make)
+        counter = places[place] = make()
+    kind = StepIterator if accumulate == 1 else MicroStepIterator
+    return kind(iterable, counter, make, accumulate)
 
 
 def _comparable_schedule(schedule: Any) -> Any:

@@ -1,15 +1,18 @@
-"""`WindowRecorder`: opens, ends and abandons the windows of a loop; decides which are skipped or have failed."""
+"""`WindowRecorder`: opens, ends and abandons windows; decides which are skipped or have failed; `ChangeQueue`."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from threading import get_ident
+from typing import Any, cast
 
 from ...base import log
 from ...base.compat import autograd
@@ -19,8 +22,7 @@ from ...base.guard import guard
 from ...base.interrupts import is_interrupt
 from ...base.process_id import machine, usable_cores
 from ...base.trace_marks import CORES, MACHINE, OPENED_BY, OWN_WORK
-from ..allocator_history.window_memory import MemoryRecorder, WindowMemory
-from ..call_queues import ChangeQueue
+from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
 from ..handover.manifest import refuse_full_disk, size_of
@@ -31,9 +33,7 @@ from ..planning.triggers import SlowStepWindows
 from ..regions import dispatch, region
 from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
-from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
-from .timing import StepTimes
-from .torch_api import TorchProfilerApi
+from .recording import Recording, SaveResult, StepTimes, WindowCompileLog, WindowCost
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(OWN_WORK, None, None, None, None)
@@ -41,7 +41,63 @@ _IN_BACKWARD = "step() was called in the backward pass, where torch.profiler can
 _IN_CAPTURE = "step() was called while a CUDA graph was captured, when nothing can start or stop"
 
 
-class WindowRecorder(TorchProfilerApi):
+class ChangeQueue:
+    """Makes the changes of one profile: start or end it, open or close a window.
+
+    CPython calls signal handlers at any point of the main thread. A change requested within another one is made
+    when that one has ended, even by an error: a second stop while torch stops a recording crashes the process.
+    """
+
+    def __init__(self) -> None:
+        self._queued: dict[int, list[Callable[[], None]]] = {}  # by thread: the changes requested within one
+
+    def make(self, change: Callable[[], None]) -> None:
+        """Make ``change`` now or, within another change on this thread, after that one."""
+        queued = self._queued.setdefault(get_ident(), [])
+        if self._is_running():
+            queued.append(change)
+        elif queued:  # left after an interrupt
+            queued.append(change)
+            self._make(queued.pop(0), queued)
+        else:
+            self._make(change, queued)
+
+    def call_outside(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call ``call(*args)`` within a change; changes that it requests are made at once."""
+        thread = get_ident()
+        queued = self._queued.pop(thread, [])
+        try:
+            call(*args)
+        finally:
+            self._queued[thread] = queued
+
+    @classmethod
+    def is_used_elsewhere(cls) -> bool:
+        """Return whether another thread makes a change of a profile."""
+        return any(
+            thread != get_ident() and frame.f_code is cls._make.__code__
+            for thread, top in sys._current_frames().items()
+            for frame, _ in traceback.walk_stack(top)
+        )
+
+    def _is_running(self) -> bool:
+        """Return whether this thread makes a change, by its frames, as an interrupt could leave a flag set."""
+        frame = sys._getframe(1).f_back
+        while frame is not None and frame.f_code is not ChangeQueue.call_outside.__code__:
+            if frame.f_code is ChangeQueue._make.__code__ and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _make(self, change: Callable[[], None], queued: list[Callable[[], None]]) -> None:
+        try:
+            change()
+        finally:
+            if queued:
+                self._make(queued.pop(0), queued)
+
+
+class WindowRecorder:
     """The part of a profile that records: what happens when a window opens, ends or fails.
 
     `ScheduleFollower` decides when; nothing here follows the schedule or the loop.
@@ -63,6 +119,9 @@ class WindowRecorder(TorchProfilerApi):
     step_num = 0
     _first = 0  # the number of the first step
 
+    _recording: Recording | None = None  # of the open window
+    _last_capture: Any = None  # of the last recorded window
+    _metadata: dict[str, str] = {}  # noqa: RUF012  # each profile that is made has its own
     _unclosed_recording: Recording | None = None  # its end was interrupted; the next step ends it
     _last_trace_bytes = 0  # the size of the last window's files before compression
     _last_finished_index = 0  # the number of the last window that is over
@@ -88,9 +147,9 @@ class WindowRecorder(TorchProfilerApi):
         self._driver = driver
         self._outcomes = Outcomes(out, schedule, exporter, options, driver)
         self._finalizer = self._outcomes.finalizer
-        self._memory = MemoryRecorder(options.memory) if options.memory is not None else None
+        self._last_memory: WindowMemory | None = None  # of the last window that recorded the history
         self._times = StepTimes()
-        self._missed_windows: list[Window] = []  # the windows that should have opened at a postponed change
+        self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
 
     @property
     def recording_thread(self) -> int | None:
@@ -164,13 +223,8 @@ class WindowRecorder(TorchProfilerApi):
             return False
         opened = recording.window.index if recording is not None else self._last_finished_index
         if window is not None and window.index > opened:
-            self._put_off(window)
+            self._missed_windows[window.index] = window  # opens later, if at all
         return True
-
-    def _put_off(self, window: Window) -> None:
-        """Note that ``window`` opens later, if at all."""
-        others = [other for other in self._missed_windows if other.index != window.index]
-        self._missed_windows = [*others, window]
 
     def _is_due(self, action: StepAction, window: Window | None, over: bool) -> bool:
         """Return whether a recording opens, starts or ends at this step."""
@@ -186,8 +240,8 @@ class WindowRecorder(TorchProfilerApi):
 
     def _note_missed(self, window: Window | None) -> None:
         """Note windows that ended before they could open, now that ``window`` can."""
-        put_off, self._missed_windows = self._missed_windows, []
-        for missed in put_off:
+        put_off, self._missed_windows = self._missed_windows, {}
+        for missed in put_off.values():
             if window is None or missed.index != window.index:
                 self._last_finished_index = missed.index
                 self._outcomes.note(missed, "skipped", self._postponement_reason, step=self.step_num)
@@ -223,7 +277,8 @@ class WindowRecorder(TorchProfilerApi):
             if action is StepAction.ACTIVE:
                 about = {}
                 if self._recording.start_ns is None:
-                    about = self._metadata | self._about(window)
+                    reasons = "; ".join(self._schedule.opened_by(window))
+                    about = self._metadata | {OPENED_BY: reasons, MACHINE: machine(), CORES: str(usable_cores())}
                     with self._recording.cost.stall():
                         self._outcomes.note_open(window)
                 self._recording.step(
@@ -254,16 +309,10 @@ class WindowRecorder(TorchProfilerApi):
         """End ``recording``, as its thread is about to end."""
         raise NotImplementedError
 
-    def _about(self, window: Window) -> dict[str, str]:
-        """Return what the trace says of the window and of where it was recorded."""
-        reasons = "; ".join(self._schedule.opened_by(window))
-        where = {MACHINE: machine(), CORES: str(usable_cores())}
-        return {OPENED_BY: reasons, **where}
-
     def _close_window(
         self, recording: Recording, *, begun: bool = False, complete: bool = False, cut: bool = False
     ) -> None:
-        """End the window: on time, or early because the loop ended (see `RunEnder.end` and `RunEnder.pause`)."""
+        """End the window: on time, or early because the loop ended (see `end` and `pause`)."""
         window = recording.window
         if begun or cut:
             self._times.cancel()
@@ -299,7 +348,7 @@ class WindowRecorder(TorchProfilerApi):
             try:
                 self._outcomes.add_recorded(recording, files, entry, missing, failures)
             finally:
-                if self._finalizer.received == received:  # interrupted before: `RunEnder._end` accounts for it
+                if self._finalizer.received == received:  # interrupted before: `_end` accounts for it
                     self._recording = recording
                 else:
                     self._untimed_number = self._finalizer.last_window
@@ -343,10 +392,15 @@ class WindowRecorder(TorchProfilerApi):
 
     def _window_memory(self, window: Window) -> WindowMemory | None:
         """Return what records the history of GPU memory in ``window``."""
-        if self._memory is None:
+        options = self._options.memory
+        if options is None:
             return None
         requested = any(reason != SCHEDULE for reason in self._schedule.opened_by(window))
-        return self._memory.window(self._folder(window), self._prefix, requested=requested)
+        skipped = None if requested else too_early(options, self._last_memory)
+        memory = WindowMemory(options, self._folder(window), self._prefix, skipped)
+        if skipped is None:
+            self._last_memory = memory
+        return memory
 
     @property
     def _prefix(self) -> str:

@@ -19,19 +19,14 @@ from ...base.guard import guard
 from ...base.interrupts import c_handler, c_library, is_default
 from ...integrations.loop import Loop
 from ...record import gpu_wait
-from ...record.call_queues import ChangeQueue
 from ...record.cuda_graphs import cuda_graphs
 from ...record.windows.profile import Profile
+from ...record.windows.window_recorder import ChangeQueue
 
 FEATURE = "handling SIGTERM"
 _PACKAGE = Path(__file__).parents[2]
-_RECORDING_PATHS = tuple(
-    str(_PACKAGE / part)
-    for part in (
-        *("record/windows", "record/planning", "record/handover", "record/exporters", "record/call_queues.py"),
-        "integrations/loop.py",
-    )
-)
+_RECORDING = ("record/windows", "record/planning", "record/handover", "record/exporters", "integrations/loop.py")
+_RECORDING_PATHS = tuple(str(_PACKAGE / path) for path in _RECORDING)
 _ITERATION_FILE = str(_PACKAGE / "record/windows/steps.py")  # runs the program's own iterator
 _GRACE_S = 10  # time for a long call to return, so that Python can run the handler
 _GPU_S = 5  # for work of the GPU that still runs

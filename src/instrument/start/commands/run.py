@@ -43,7 +43,7 @@ class Profiler(str, Enum):
 
 
 class RecordedDetail(str, Enum):
-    """What ``--detail`` accepts, as `instrument.record.exporters.torch_options.DETAILS`."""
+    """What ``--detail`` accepts, as `instrument.record.exporters.torch_profiler.DETAILS`."""
 
     regions = "regions"
     operators = "operators"

@@ -21,7 +21,7 @@ from ...base.guard import guard
 from ...base.patch import Patch, leave_no_frame
 from ...explain.waits.events import SyncEvent
 from ...explain.waits.sites import SKIPPED, code_owner, in_torch
-from ...record.modules import backward_calls
+from ...record.modules import parts
 from ...record.stepping.optimizer_steps import running
 from ..budget import Budget
 from ..listener import LiveRecorder
@@ -234,7 +234,7 @@ class StepRecorder(LiveRecorder):
 
     def patches(self) -> Iterator[Patch]:
         """Return what must be patched."""
-        yield backward_calls.wrap_backward(self._begin_pass)
+        yield parts.wrap_backward(self._begin_pass)
         yield Patch(torch.nn.Module, "__call__", self._make_call)
 
     def on_update(self, marked: bool) -> None:
