@@ -20,8 +20,6 @@ from typer.testing import CliRunner
 import instrument
 from instrument.base import process_id
 from instrument.base.files import LineFile
-from instrument.record.planning import agreement, command_files
-from instrument.base.line_file import LineFile
 from instrument.record.planning import command_files, requests
 from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest

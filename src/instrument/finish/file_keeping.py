@@ -16,9 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..base.files import parse_lines
-from ..base.run_folder import NAME, files_of
 from ..base.interrupts import Suppressed
-from ..base.run_folder import NAME, files_of, parse_lines
+from ..base.run_folder import NAME, files_of
 from ..record.handover.manifest import append
 from ..record.handover.storage import Keep, Storage, masked
 

@@ -19,10 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import process_id
-from ..base.files import LineFile, remove_stale_parts, sync
-from ..base.run_folder import NAME, killed, relative_path
-from ..base.line_file import LineFile
-from ..base.part_file import part_file, remove_stale_parts, sync
+from ..base.files import LineFile, part_file, remove_stale_parts, sync
 from ..base.run_folder import DIAGNOSIS, NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
 from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS

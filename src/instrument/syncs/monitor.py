@@ -30,23 +30,10 @@ from ..base.patch import Patch
 from ..explain.waits import operations, sites
 from ..explain.waits.events import SyncEvent
 from ..record import gpu_wait
-from ..record.modules.uncompiled import skip_package
+from ..record.modules.compiling import skip_package
 from ..record.regions import dispatch
 from . import policy
 from .calls import operation_at
-from ..record.modules.compiling import skip_package
-from . import wrappers
-from .calls import (
-    Caller,
-    Copy,
-    Scope,
-    SyncCall,
-    Target,
-    begin_call,
-    context_of,
-    is_profiler_frame,
-    returns_to_python,
-)
 from .listener import SyncListener
 from .torch_reports import GpuTrace, SyncWarning, Target
 from .transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy, parse_cuda, parse_to

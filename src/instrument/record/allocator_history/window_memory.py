@@ -16,12 +16,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ...base import log
 from ...base.compat import gpu, memory_history
-from ...base import gpu, log
-from ...base.compat import cuda, memory_history
 from ...base.errors import CaptureError
+from ...base.files import make_folder, part_file, publish
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
-from ...base.part_file import make_folder, part_file, publish
 from ...base.patch import Patch, apply, undo
 from ...base.run_folder import MEMORY_SNAPSHOT
 from ...base.trace_marks import STEP_PREFIX

@@ -23,9 +23,7 @@ from ...base.compat import autograd, gpu, kineto, profilers, tools
 from ...base.compat.gpu import devices_in_use
 from ...base.errors import CaptureError
 from ...base.files import make_folder, part_file
-from ...base.interrupts import Suppressed
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.part_file import make_folder, part_file
 from ...base.trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .. import gpu_wait
 from ..planning.ranks import job_without_group

@@ -38,9 +38,8 @@ from pathlib import Path
 from typing import Any
 
 from ...base import process_id
-from ...base.files import LineFile, make_folder
-from ...base.guard import guard
 from ...base.errors import CaptureError
+from ...base.files import LineFile, make_folder
 from ...base.guard import exiting, guard
 from ...base.interrupts import Suppressed, is_interrupt
 

@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ...base.compat import gpu, operators, training
-from ...base.compat import autograd, cuda, operators, training
+from ...base.compat import autograd, gpu, operators, training
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
 from ...base.patch import Patch, apply, leave_no_frame, undo

@@ -19,8 +19,8 @@ from ...base.config import settings
 from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.units import integer
 from ...base.live_objects import IdentitySet
+from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
 from ..planning.ranks import chosen_ranks, rank, world_size

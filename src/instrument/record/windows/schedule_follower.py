@@ -15,10 +15,9 @@ from typing import Any, ClassVar
 
 from ...base import log
 from ...base.compat import profilers
-from ...base.guard import guard
-from ...base.units import integer
 from ...base.errors import CaptureError
 from ...base.guard import exiting, guard, uncaught_error
+from ...base.units import integer
 from ..cuda_graphs import cuda_graphs
 from ..planning.ranks import job_without_nccl
 from ..planning.schedule import NEVER
