@@ -54,14 +54,14 @@ def resident(process: int) -> float:
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def members(session: int) -> list[int]:
-    """Return the processes of a session."""
-    return [int(entry.name) for entry in Path("/proc").iterdir() if _session(entry.name) == session]
+def members(group: int) -> list[int]:
+    """Return the processes of a process group."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if _group(entry.name) == group]
 
 
-def _session(process: str) -> int | None:
+def _group(process: str) -> int | None:
     try:
-        return os.getsid(int(process))
+        return os.getpgid(int(process))
     except (ValueError, OSError):  # not a process, or gone
         return None
 
@@ -73,13 +73,13 @@ def memory(out: str) -> None:
         for number in range(1, WINDOWS + 1):
             work(1)
             prof.step()
-            while len(prof._finalizer._jobs) > 20:  # windows of a real loop do not follow each other so closely
+            while len(prof._sender._jobs) > 20:  # windows of a real loop do not follow each other so closely
                 time.sleep(0.01)
             if number in (WINDOWS // 10, WINDOWS):
-                session = prof._finalizer._process._process.session
-                seen.append((resident(os.getpid()), sum(map(resident, members(session)))))
+                finishing = members(prof._sender._process._group)
+                seen.append((resident(os.getpid()), sum(map(resident, finishing))))
     print(f"\nFrom window {WINDOWS // 10:,} to {WINDOWS:,}")
-    for name, before, after in zip(("training", "the other process"), *seen, strict=True):
+    for name, before, after in zip(("training", "the finishing process"), *seen, strict=True):
         verdict(f"memory of {name}, {before:.0f} MB before", after / before, 1.05)
     alone = memory_with_torch(f"{out}/torch")
     growth = seen[1][0] / seen[0][0]

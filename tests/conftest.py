@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.base.config import settings
 from instrument.record.exporters.sessions import sessions
-from instrument.record.handover import finalizer_process
+from instrument.record.handover import finishing_process
 from instrument.record.regions import annotation, dispatch
 from instrument.record.windows.profile import Profile
 from tests.support.browser import browser, open_page
@@ -90,7 +90,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
-    finishing = list(finalizer_process._running)
+    finishing = list(finishing_process._running)
     unclosed = [left for left in finishing if left.takes_jobs]
     for left in finishing:
         left.end(30)

@@ -33,7 +33,7 @@ with profile(activities=[ProfilerActivity.CPU]):
 # This training draws no random numbers, so that each drawn one comes from the library.
 ENTRY_POINTS = """
 import contextlib, glob, os, signal, instrument
-from tests.support.finalizers import processes
+from tests.support.finishing import processes
 from instrument.integrations.server import Server
 
 net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))

@@ -27,7 +27,7 @@ from instrument.base.guard import Guard
 from instrument.base.interrupts import Suppressed, is_interrupt
 from instrument.base.patch import Patch, apply, undo
 from instrument.record.exporters.sessions import sessions
-from instrument.record.handover.finalizer_process import FinalizerProcess
+from instrument.record.handover.finishing_process import FinishingProcess
 from instrument.record.handover.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
@@ -257,7 +257,7 @@ def test_a_time_limit_while_a_job_is_sent(
     """The program receives it, and the process that finishes windows receives the job."""
     answers: list[dict[str, Any]] = []
     handle(plain)
-    process = FinalizerProcess(tmp_path, answers.append, lambda process: None)
+    process = FinishingProcess(tmp_path, answers.append, lambda process: None)
     append = LineFile.append
 
     def interrupted(file: LineFile, value: Any) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.bootstrap.programs import RUN, TRAIN, entries_in, run, write
-from tests.support.finalizers import eventually, finalizer
+from tests.support.finishing import eventually, finishing_pid
 from tests.support.programs import environment
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -74,7 +74,7 @@ def test_ctrl_c_while_the_end_waits(tmp_path: Path, by: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     training = subprocess.Popen(line, cwd=tmp_path, env=environment(), text=True, **pipes)  # type: ignore[call-overload]
     eventually(lambda: (tmp_path / "out" / "window-0001").is_dir())
-    finishing = finalizer(training.pid)
+    finishing = finishing_pid(training.pid)
     os.kill(finishing, signal.SIGSTOP)
     training.stdout.readline()
     training.send_signal(signal.SIGINT)

@@ -13,7 +13,7 @@ import instrument
 from tests.bootstrap.programs import RUN, entries_in, write
 from tests.bootstrap.programs import run_warm as run
 from tests.support import warm
-from tests.support.finalizers import eventually, processes
+from tests.support.finishing import eventually, processes
 from tests.support.programs import ROOT, environment
 
 pytestmark = pytest.mark.process

@@ -22,7 +22,7 @@ from instrument.base.run_folder import entries_of, files_of
 from tests import simgpu
 from tests.simgpu.works import read_logs, works
 from tests.support import warm
-from tests.support.finalizers import eventually
+from tests.support.finishing import eventually
 from tests.support.programs import ROOT, environment
 
 pytestmark = [

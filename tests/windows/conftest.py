@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from instrument.base.config import settings
-from instrument.record.handover import finalizer_process
+from instrument.record.handover import finishing_process
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def without_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the process that finishes windows have its turn on a busy machine, where it would get none."""
-    monkeypatch.setattr(finalizer_process, "_NICER_BY", 0)
+    monkeypatch.setattr(finishing_process, "_NICER_BY", 0)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from instrument.record.planning import requests
 from instrument.record.planning.requests import Agreement, WindowRequest
 
 from ..support import programs, warm
-from ..support.finalizers import eventually
+from ..support.finishing import eventually
 
 pytestmark = pytest.mark.process
 

@@ -17,11 +17,11 @@ import pytest
 
 from instrument.base import process_id, run_folder
 from instrument.base.run_folder import entries_of, files_of
-from instrument.finish import finalizer_main
+from instrument.finish import main as finishing
 from instrument.record.handover.storage import Storage
 
 from ..support import programs, warm
-from ..support.finalizers import eventually, processes
+from ..support.finishing import eventually, processes
 from .training import content, manifest, run, statuses
 
 pytestmark = [
@@ -106,8 +106,8 @@ def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytes
         first[0].unlink()  # the other process was faster
         yield from (first, second)
 
-    monkeypatch.setattr(finalizer_main, "killed", killed_beside_another)
-    jobs = finalizer_main.FinalizerJobs()
+    monkeypatch.setattr(finishing, "killed", killed_beside_another)
+    jobs = finishing.FinishingJobs()
     storage = asdict(Storage())
     jobs.do({"kind": "start", "job": 0, "state": None, "folder": str(tmp_path), "run": "r", "storage": storage})
     jobs.account_for_killed()

@@ -16,7 +16,7 @@ import instrument
 from instrument.base.guard import guard
 from instrument.record.allocator_history import window_memory
 from instrument.record.allocator_history.options import MemoryHistory
-from instrument.record.handover import window_finalizer
+from instrument.record.handover import window_sender
 
 from ..support.allocator import Allocator, allocator
 from .test_memory_history import memories, run, snapshots
@@ -261,7 +261,7 @@ def test_a_slow_disk(out: Path, allocator: Allocator, monkeypatch: pytest.Monkey
 def test_a_disk_that_hangs(out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of the run gives up, and no file appears later."""
     released = threading.Event()
-    monkeypatch.setattr(window_finalizer, "_WAIT_S", 0.2)
+    monkeypatch.setattr(window_sender, "_WAIT_S", 0.2)
     writing(monkeypatch, lambda: released.wait(60))
     run(out, schedule="2", memory="snapshot")
     (memory,) = memories(out)

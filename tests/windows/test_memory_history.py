@@ -19,10 +19,10 @@ from instrument.base.config import settings
 from instrument.base.run_folder import files_of, traces_of
 from instrument.record.allocator_history import window_memory
 from instrument.record.allocator_history.window_memory import SnapshotDump
-from instrument.record.handover.window_finalizer import WindowFinalizer
+from instrument.record.handover.window_sender import WindowSender
 
 from ..support.allocator import FREE, Allocator, allocator
-from ..support.finalizers import eventually
+from ..support.finishing import eventually
 from .training import Recorder, do_nothing, expected, manifest, reasons, train
 from .training import run as run_with_torch
 
@@ -202,7 +202,7 @@ def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
     out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the run waits for it, although its snapshot is written."""
-    write, send, add = SnapshotDump._write, WindowFinalizer._send_timing, WindowFinalizer.add_timing
+    write, send, add = SnapshotDump._write, WindowSender._send_timing, WindowSender.add_timing
 
     def write_slowly(dump: SnapshotDump, snapshot: Any) -> None:
         time.sleep(0.3)
@@ -212,14 +212,14 @@ def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
         time.sleep(0.5)
         send(*arguments)
 
-    def add_late(finalizer: WindowFinalizer, *arguments: Any) -> None:
-        for dump in finalizer._dumps:
+    def add_late(sender: WindowSender, *arguments: Any) -> None:
+        for dump in sender._dumps:
             eventually(lambda dump=dump: dump.done)
-        add(finalizer, *arguments)
+        add(sender, *arguments)
 
     monkeypatch.setattr(SnapshotDump, "_write", write_slowly)
-    monkeypatch.setattr(WindowFinalizer, "_send_timing", send_slowly)
-    monkeypatch.setattr(WindowFinalizer, "add_timing", add_late)
+    monkeypatch.setattr(WindowSender, "_send_timing", send_slowly)
+    monkeypatch.setattr(WindowSender, "add_timing", add_late)
     record_a_requested_window(out, allocator)
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.record.handover.window_finalizer import OrderedCalls
+from instrument.record.handover.window_sender import OrderedCalls
 
 
 @given(st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=30))

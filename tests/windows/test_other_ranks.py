@@ -17,7 +17,7 @@ from instrument.read.jobs.ranks import read_ranks
 from instrument.read.jobs.read import read_trace
 
 from ..support import programs, warm
-from ..support.finalizers import NORMAL_PRIORITY
+from ..support.finishing import NORMAL_PRIORITY
 from .training import train
 
 pytestmark = pytest.mark.process

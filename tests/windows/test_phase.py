@@ -12,7 +12,7 @@ import torch
 
 import instrument
 from instrument.base.config import settings
-from instrument.record.handover.window_finalizer import WindowFinalizer
+from instrument.record.handover.window_sender import WindowSender
 
 from .training import Recorder, expected, manifest, names, statuses, train
 
@@ -50,8 +50,8 @@ def test_the_training_does_not_wait_for_the_files_of_an_evaluation(
 ) -> None:
     """Only the end of the profile waits for the process that finishes windows."""
     waits: list[str] = []
-    finish = WindowFinalizer.finish
-    monkeypatch.setattr(WindowFinalizer, "finish", lambda self: (waits.append("finish"), finish(self))[1])
+    finish = WindowSender.finish
+    monkeypatch.setattr(WindowSender, "finish", lambda self: (waits.append("finish"), finish(self))[1])
     with instrument.profile(out, schedule="8-9") as prof:
         with prof.phase("eval", "0"):
             torch.ones(3).sum()

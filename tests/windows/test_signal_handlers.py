@@ -18,7 +18,7 @@ from instrument.base import files
 from instrument.base.config import settings
 from instrument.explain.waits.events import Recorder as SyncRecorder
 from instrument.explain.waits.events import SyncEvent, Tally
-from instrument.record.handover import finalizer_process, window_finalizer
+from instrument.record.handover import finishing_process, window_sender
 from instrument.record.handover import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
@@ -56,9 +56,9 @@ def raise_signal_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> N
     ("owner", "name"),
     [
         (files.LineFile, "append"),
-        (finalizer_process.FinalizerProcess, "send"),
-        (finalizer_process.FinalizerProcess, "_start_thread"),
-        (window_finalizer.WindowFinalizer, "_submit"),
+        (finishing_process.FinishingProcess, "send"),
+        (finishing_process.FinishingProcess, "_start_thread"),
+        (window_sender.WindowSender, "_submit"),
         (manifests, "append"),
         (subprocess, "Popen"),
     ],
@@ -74,7 +74,7 @@ def test_a_handler_that_stops_the_profile(
             sys.exit("by the handler")
 
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(window_finalizer, "_WAIT_S", 20)
+    monkeypatch.setattr(window_sender, "_WAIT_S", 20)
     signal.signal(signal.SIGUSR1, handle)
     recorder = Recorder()
     exporter = {"exporter": recorder} if owner is manifests else {}

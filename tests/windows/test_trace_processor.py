@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from instrument.integrations.torchtitan import process_trace
-from instrument.record.handover.finalizer_process import finish
+from instrument.record.handover.finishing_process import finish
 
 
 def export(path: Path) -> Path:

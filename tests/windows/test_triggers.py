@@ -27,7 +27,7 @@ from instrument.record.planning.triggers import periods, times_of_day, touches
 from instrument.start.cli import app
 
 from ..support import programs, warm
-from ..support.finalizers import eventually
+from ..support.finishing import eventually
 from .training import manifest, train
 
 LIMIT_S = 20

@@ -12,7 +12,7 @@ import pytest
 from instrument.base.run_folder import files_of
 
 from ..support import programs, warm
-from ..support.finalizers import eventually, processes
+from ..support.finishing import eventually, processes
 from .training import manifest, recorded, statuses, steps
 
 pytestmark = [
@@ -24,7 +24,7 @@ PROGRAM = """
 import os, signal, sys, time, warnings
 import torch, instrument
 from instrument.base.config import settings
-from tests.support.finalizers import eventually, finalizer
+from tests.support.finishing import eventually, finishing_pid
 
 warnings.simplefilter("ignore")
 WORKERS = ("fork", "spawn")
@@ -42,9 +42,9 @@ def interfere(prof):
         if settings.enabled:
             eventually(lambda: prof.windows)  # the finishing process has written the first window
         os.kill(os.getpid(), getattr(signal, mode))
-    if mode == "finalizer" and settings.enabled:
-        process = prof._finalizer._process
-        os.kill(finalizer(), signal.SIGKILL)
+    if mode == "finishing process" and settings.enabled:
+        process = prof._sender._process
+        os.kill(finishing_pid(), signal.SIGKILL)
         eventually(lambda: process.ended)
     if mode == "clock":
         seconds, nanoseconds = time.time, time.time_ns
@@ -121,7 +121,7 @@ def test_a_run_that_reaches_its_end(tmp_path: Path, mode: str) -> None:
 
 def test_a_finishing_process_that_is_killed(tmp_path: Path) -> None:
     """The window that is open then is finished by another process."""
-    code, lines, _ = trained(tmp_path, "finalizer")
+    code, lines, _ = trained(tmp_path, "finishing process")
     assert 0 == code
     assert [(1, "recorded"), (2, "recorded")] == statuses(lines)
     assert None is lines[1]["reason"]

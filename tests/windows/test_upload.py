@@ -20,7 +20,7 @@ from instrument.finish import file_keeping as module
 from instrument.finish.file_keeping import FileKeeping, StoredWindows, Upload, Uploader
 from instrument.record.handover.storage import Storage, masked
 
-from ..support.finalizers import eventually, finalizer
+from ..support.finishing import eventually, finishing_pid
 from .test_retention import write_window
 from .training import content, expected, manifest, run, traces, train
 
@@ -136,8 +136,8 @@ def test_a_finishing_process_that_is_killed_in_an_upload(
     def kill(step: int) -> None:
         if step == 30:
             eventually(lambda: (orders / "hangs").exists())
-            os.kill(finalizer(), signal.SIGKILL)
-            eventually(lambda: prof._finalizer._process.ended)
+            os.kill(finishing_pid(), signal.SIGKILL)
+            eventually(lambda: prof._sender._process.ended)
             (orders / "hang").unlink()
 
     schedule = instrument.schedule("1,32")

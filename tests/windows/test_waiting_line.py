@@ -18,7 +18,7 @@ import instrument
 from instrument.record.handover import summary_output
 from instrument.record.handover.summary_output import WaitingLine
 
-from ..support.finalizers import finalizer
+from ..support.finishing import finishing_pid
 from .training import expected, manifest, statuses, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -46,7 +46,7 @@ def test_a_long_wait(out: Path, terminal: tuple[int, IO[str]], monkeypatch: pyte
 
     with instrument.profile(out, schedule="0") as prof:
         train(2, prof.step)
-        number = finalizer()
+        number = finishing_pid()
         os.kill(number, signal.SIGSTOP)
         watcher = threading.Thread(target=watch, args=(number,))
         watcher.start()

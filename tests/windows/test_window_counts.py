@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.finish.finalizer_main import FinalizerJobs
+from instrument.finish.main import FinishingJobs
 from instrument.record.handover.manifest import Manifest
 
 from ..support.shared_traces import shared
@@ -32,7 +32,7 @@ def finished(folder: Path, trace: dict[str, Any], *, read: bool) -> dict[str, An
     entry = Manifest(folder).entry(
         rank=0, window=1, opened_by=[], status="recorded", planned_steps=(1, 1), exporter="torch_profiler"
     )
-    jobs = FinalizerJobs()
+    jobs = FinishingJobs()
     window = {
         "kind": "window",
         "job": 1,

@@ -19,7 +19,7 @@ from typing import Any
 from ..base import log
 from ..base.guard import guard
 from ..base.patch import Change, undo
-from ..record.handover.finalizer_process import process_trace
+from ..record.handover.finishing_process import process_trace
 from .adapter import Adapter, CallWrapper, Removal, require, when_requested
 from .loop import Loop
 

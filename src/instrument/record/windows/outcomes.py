@@ -17,7 +17,7 @@ from ...base.units import counted
 from ..exporters.exporter import Exporter
 from ..handover.manifest import Manifest
 from ..handover.storage import Storage
-from ..handover.window_finalizer import WindowFinalizer
+from ..handover.window_sender import WindowSender
 from ..planning.ranks import world_size
 from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, Window, span
@@ -43,7 +43,7 @@ class Outcomes:
     Attributes:
         rank: the rank of this process; set when the run starts.
         manifest: holds the lines of the windows.
-        finalizer: finishes the windows in another process.
+        sender: has the windows finished in another process.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Outcomes:
         file_hint = "" if os.environ.get(LAUNCHED) else exporter.hint
         storage = Storage(options.keep, options.upload, options.upload_timeout)
         self.manifest = Manifest(out)
-        self.finalizer = WindowFinalizer(self.manifest, file_hint, storage)
+        self.sender = WindowSender(self.manifest, file_hint, storage)
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
         self._open: OpenWindow | None = None
         self.worst_steps: Callable[[], list[str]] = list
@@ -136,7 +136,7 @@ class Outcomes:
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         diagnose = read and self._options.diagnose
-        self.finalizer.add_recorded(
+        self.sender.add_recorded(
             recording.capture, files, line, recording.memory, read=read, diagnose=diagnose, ranks=ranks
         )
 
@@ -163,7 +163,7 @@ class Outcomes:
         self.drop_open()
         history = recording.memory if recording is not None else None
         line = self.entry(window, recording) | {"status": status, "reason": reason}
-        self.finalizer.add_unrecorded(line, history)
+        self.sender.add_unrecorded(line, history)
         if step is not None:
             log.warning(f"window.{status}", **self.fields(window, step), reason=reason)
 
@@ -214,7 +214,7 @@ class Outcomes:
         """Print the summary of the windows so far, on the rank that prints it."""
         dispatch.log_hidden()
         if self._prints_summary:
-            self.finalizer.report(
+            self.sender.report(
                 self._options.on_summary,
                 hidden=sorted(dispatch.compiled_away),
                 diagnose=self._options.diagnose,
@@ -225,7 +225,7 @@ class Outcomes:
     def say(self, text: str) -> None:
         """Print a line below the summary, on the rank that prints it; nothing if it is empty."""
         if text and self._prints_summary and settings.summary:
-            self.finalizer.report_line(self._options.on_summary, text)
+            self.sender.report_line(self._options.on_summary, text)
 
     def warn_if_nothing_was_recorded(self, first: int, steps: int, scheduled: int | None, end_reason: str) -> None:
         """Warn if no window even began, and suggest what to write instead; each text is logged once.

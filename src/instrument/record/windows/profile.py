@@ -201,7 +201,7 @@ class Profile(ScheduleFollower):
             raise
 
     def _begin(self, late: bool) -> None:
-        self._finalizer.output.stream = (stderr.at_start() if self._driver.preemptible else None) or sys.stderr
+        self._sender.output.stream = (stderr.at_start() if self._driver.preemptible else None) or sys.stderr
         if self._paused:
             self._paused = False
             self._follow_schedule()
@@ -350,7 +350,7 @@ class Profile(ScheduleFollower):
             return []
         if self._paused and self._process == os.getpid():
             with guard.contained("ending"):
-                self._finalizer.finish()
+                self._sender.finish()
         return self._outcomes.manifest.entries
 
     # The methods of torch.profiler.profile, which apply to the last window

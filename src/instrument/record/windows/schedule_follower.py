@@ -190,7 +190,7 @@ class ScheduleFollower(WindowRecorder):
         self._next_due_step = self._times.next_due(step, due)
         if (due == step + 1 and self._schedule.plans_ahead) or not self._times.is_timed(step):
             self._complete_last_window(step)
-        if self._next_due_step == step + 1 and not self._finalizer.is_working:  # else the step may be longer
+        if self._next_due_step == step + 1 and not self._sender.is_working:  # else the step may be longer
             self._times.begin(step, recording=False)
         if self._no_more_windows:
             self._notify_idle()
@@ -283,7 +283,7 @@ class ScheduleFollower(WindowRecorder):
     def _finish(self) -> None:
         with guard.contained("ending"):
             self._outcomes.report()
-            self._finalizer.finish()
+            self._sender.finish()
             if self._slow_steps is not None:
                 self._outcomes.say(self._slow_steps.nothing_slow)
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
@@ -326,7 +326,7 @@ class ScheduleFollower(WindowRecorder):
         except KeyboardInterrupt:
             self._end_windows(begun=False, complete=False, error=None)
             self._end_was_interrupted = False  # a later call does not wait again
-            self._finalizer.output.print("instrument: not waiting; another process finishes the windows\n")
+            self._sender.output.print("instrument: not waiting; another process finishes the windows\n")
 
     @guard.contained(FEATURE)
     def pause(
@@ -373,7 +373,7 @@ class ScheduleFollower(WindowRecorder):
             with guard.contained("ending"):
                 self._outcomes.report()
                 if self._schedule.is_last(self._last_finished_index):
-                    self._finalizer.finish()
+                    self._sender.finish()
 
     def _break_window(self, recording: Recording, *, begun: bool, cut: bool) -> None:
         """Close a window before its end; a later step continues it, or begins it if no step of it has run."""
@@ -425,7 +425,7 @@ class ScheduleFollower(WindowRecorder):
         if left and self._recording is not None:
             self._fail_window(self._recording.window, CaptureError(reason))
         self._complete_last_window(self.step_num)
-        self._finalizer.finish()
+        self._sender.finish()
         self._notify_idle()
         self._end_was_interrupted = False
         atexit.unregister(self._exit)

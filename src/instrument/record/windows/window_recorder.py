@@ -146,7 +146,7 @@ class WindowRecorder:
         self._options = options
         self._driver = driver
         self._outcomes = Outcomes(out, schedule, exporter, options, driver)
-        self._finalizer = self._outcomes.finalizer
+        self._sender = self._outcomes.sender
         self._last_memory: WindowMemory | None = None  # of the last window that recorded the history
         self._times = StepTimes()
         self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
@@ -344,14 +344,14 @@ class WindowRecorder:
             self._recording, self._calling_on_trace_ready, self._postponement_reason = None, False, ""
             if not self._driver.keeps_events:
                 self._last_capture = None
-            received = self._finalizer.received
+            received = self._sender.received
             try:
                 self._outcomes.add_recorded(recording, files, entry, missing, failures)
             finally:
-                if self._finalizer.received == received:  # interrupted before: `_end` accounts for it
+                if self._sender.received == received:  # interrupted before: `_end` accounts for it
                     self._recording = recording
                 else:
-                    self._untimed_number = self._finalizer.last_window
+                    self._untimed_number = self._sender.last_window
             self._times.close(self.step_num)
         log.info(
             "window.closed",
@@ -418,10 +418,10 @@ class WindowRecorder:
         number, self._untimed_number = self._untimed_number, None
         if number is None:
             return
-        self._finalizer.add_timing(number, self._times.timing(step))
+        self._sender.add_timing(number, self._times.timing(step))
         if self._schedule.is_last(self._last_finished_index) and not self._continued_index:
             self._outcomes.report()
-            self._finalizer.close()
+            self._sender.close()
 
     def _fail_window(self, window: Window, error: BaseException) -> None:
         """End the capture of a window that failed, note the reason, and continue with the next window."""

@@ -1,4 +1,4 @@
-"""`WindowFinalizer`: in the training process, sends each recorded window to the process that finishes it."""
+"""`WindowSender`: in the training process, sends each recorded window to the process that finishes it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ...base.units import counted
 from ..allocator_history.window_memory import SnapshotDump, WindowMemory
 from ..exporters.exporter import Capture
 from ..exporters.raw_trace import packed
-from .finalizer_process import FEATURE, FinalizerProcess
+from .finishing_process import FEATURE, FinishingProcess
 from .manifest import Manifest, add_snapshot, describe_files, size_of, uncompressed_entry, with_reason
 from .storage import Storage
 from .summary_output import SummaryOutput
@@ -75,8 +75,8 @@ class OrderedCalls:
         return is_ready()
 
 
-class WindowFinalizer:
-    """Has the windows of one run finished in order by a `FinalizerProcess`.
+class WindowSender:
+    """Has the windows of one run finished in order by a `FinishingProcess`.
 
     The process starts with the first window that needs it, and ends with `close` or `finish`. If the process
     cannot be started or dies, traces stay as torch wrote them and the manifest gives the reason.
@@ -98,7 +98,7 @@ class WindowFinalizer:
         self._hint = hint
         self.received = 0
         self.output = SummaryOutput()
-        self._process: FinalizerProcess | None = None
+        self._process: FinishingProcess | None = None
         self._state: Any = None  # of the summary, passed from one process to the next
         self._jobs: dict[int, dict[str, Any]] = {}  # by number, until they are done
         self._last = 0  # the number of the last job
@@ -349,7 +349,7 @@ class WindowFinalizer:
         process, numbers = self._process, [number]
         if process is None:
             try:
-                process = self._process = FinalizerProcess(
+                process = self._process = FinishingProcess(
                     self._manifest.folder, self._handle_answer, self._handle_exit
                 )
             except Exception as error:  # no memory, files, threads or interpreter
@@ -402,7 +402,7 @@ class WindowFinalizer:
                 self._jobs.pop(answer["job"], None)
                 self._jobs.pop(answer.get("window", 0), None)
 
-    def _handle_exit(self, process: FinalizerProcess) -> None:
+    def _handle_exit(self, process: FinishingProcess) -> None:
         if process is self._process and process.ended:
             self._abandon_jobs(process.ended)
 

@@ -1,4 +1,4 @@
-"""`FinalizerProcess`: in the training process, starts `finalizer_main` as a program and talks to it through files.
+"""`FinishingProcess`: in the training process, starts `finish.main` as a program and talks to it through files.
 
 A hidden folder in the folder of the run, ``.WRITER.jobs`` with the name of the training process, has three files:
 
@@ -53,7 +53,7 @@ sys.path += [folder for folder in {path!r} if folder not in sys.path]
 spec = spec_from_file_location("instrument", {init!r}, submodule_search_locations=[{package!r}])
 sys.modules["instrument"] = package = module_from_spec(spec)
 spec.loader.exec_module(package)
-from instrument.finish.finalizer_main import main
+from instrument.finish.main import main
 main({folder!r}, {parent})
 """
 # Isolated mode ignores the current folder, and the package is loaded from the folder of this file.
@@ -73,7 +73,7 @@ _ENVIRONMENT = {
 }
 
 
-class FinalizerProcess:
+class FinishingProcess:
     """Sends jobs to a program that it starts, and passes on the answers.
 
     Args:
@@ -92,7 +92,7 @@ class FinalizerProcess:
         self,
         folder: Path,
         on_answer: Callable[[dict[str, Any]], None],
-        on_exit: Callable[[FinalizerProcess], None],
+        on_exit: Callable[[FinishingProcess], None],
     ) -> None:
         self._on_answer = on_answer
         self._on_exit = on_exit
@@ -259,7 +259,7 @@ def _environment() -> dict[str, str]:
     return kept | _ENVIRONMENT
 
 
-_running: weakref.WeakSet[FinalizerProcess] = weakref.WeakSet()
+_running: weakref.WeakSet[FinishingProcess] = weakref.WeakSet()
 
 
 _PROCESSING = "processing a trace"
@@ -271,7 +271,7 @@ def _handle_answer(answer: Mapping[str, Any]) -> None:
         guard.note(_PROCESSING, CaptureError(error))
 
 
-_trace_processes: list[FinalizerProcess] = []  # the last one gets the traces
+_trace_processes: list[FinishingProcess] = []  # the last one gets the traces
 _trace_numbers = count(1)
 
 
@@ -288,7 +288,7 @@ def process_trace(trace_path: str | os.PathLike[str]) -> None:
     """
     path = Path(trace_path).absolute()
     if not _trace_processes or not _trace_processes[-1].takes_jobs:
-        _trace_processes.append(FinalizerProcess(path.parent, _handle_answer, lambda process: None))
+        _trace_processes.append(FinishingProcess(path.parent, _handle_answer, lambda process: None))
         atexit.unregister(finish)
         atexit.register(finish)
     _trace_processes[-1].send({"kind": "trace", "job": next(_trace_numbers), "path": str(path)})

@@ -1,6 +1,6 @@
-"""The program that `FinalizerProcess` starts: compresses traces, writes manifest lines, renders the summary.
+"""The program that `FinishingProcess` starts: compresses traces, writes manifest lines, renders the summary.
 
-The training process does not import this module; that of `FinalizerProcess` says how they talk to each other.
+The training process does not import this module; that of `FinishingProcess` says how they talk to each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..base import process_id
 from ..base.files import LineFile, part_file, remove_stale_parts, sync
 from ..base.run_folder import DIAGNOSIS, NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
-from ..record.handover.finalizer_process import ANSWERS, FOLDER_NAME, JOBS
+from ..record.handover.finishing_process import ANSWERS, FOLDER_NAME, JOBS
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
 from ..record.planning.command_files import remove_stale_commands
@@ -40,7 +40,7 @@ _POLL_S = 0.05  # how often it looks for jobs
 _RANKS_WAIT_S = 5.0  # how long the summary waits for the times of other ranks, after its own
 
 
-class FinalizerJobs:
+class FinishingJobs:
     """Does the jobs; one summary covers all windows whose traces were read."""
 
     def __init__(self) -> None:
@@ -387,25 +387,25 @@ def main(folder: str, parent: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")  # short of memory, the kernel ends this process first
     exited = threading.Event()
     threading.Thread(target=_watch, args=(parent, exited), daemon=True).start()
-    answers, finalize, end = LineFile(Path(folder) / ANSWERS), FinalizerJobs(), None
+    answers, jobs, end = LineFile(Path(folder) / ANSWERS), FinishingJobs(), None
     for job in _jobs(LineFile(Path(folder) / JOBS), exited):
         if job is None:
-            finalize.sync()
-            if (noted := finalize.note_uploads()) is not None:
+            jobs.sync()
+            if (noted := jobs.note_uploads()) is not None:
                 _reply(answers, {}, noted)
         elif job["kind"] == "end":
             end = job
             break
         else:
-            _reply(answers, job, finalize.do(job))
-    for late in finalize.jobs_without_timing() if end is None else ():
-        _reply(answers, late, finalize.do(late))
-    finalize.account_for_killed()
-    finalize.sync()
-    ended, hangs = finalize.end()
+            _reply(answers, job, jobs.do(job))
+    for late in jobs.jobs_without_timing() if end is None else ():
+        _reply(answers, late, jobs.do(late))
+    jobs.account_for_killed()
+    jobs.sync()
+    ended, hangs = jobs.end()
     _reply(answers, {}, ended)
     if end is not None:
-        _reply(answers, end, finalize.do(end))
+        _reply(answers, end, jobs.do(end))
     if process_id.start_time(parent) is None:
         shutil.rmtree(folder, ignore_errors=True)
     if hangs:

@@ -1,4 +1,4 @@
-"""Finds the process that finalizes the windows of a training process, of which it is not a child."""
+"""Finds the process that finishes the windows of a training process, of which it is not a child."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from instrument.record.handover import finalizer_process
+from instrument.record.handover import finishing_process
 
-# On a busy machine, the finalizer would get no turn in the time that ranks have for each other.
+# On a busy machine, the finishing process would get no turn in the time that ranks have for each other.
 NORMAL_PRIORITY = """
-from instrument.record.handover import finalizer_process
-finalizer_process._NICER_BY = 0
+from instrument.record.handover import finishing_process
+finishing_process._NICER_BY = 0
 """
 
 
 def processes(training: int) -> dict[int, list[str]]:
-    """Return the command lines, by process id, of all finalizers that the training process started."""
+    """Return the command lines, by process id, of all finishing processes that the training process started."""
     found = {}
     for entry in Path("/proc").iterdir():
         with suppress(ValueError, OSError):  # not a process, or it has ended
             line = Path(f"/proc/{int(entry.name)}/cmdline").read_text(errors="replace").split("\0")
-            if any("finalizer_main import main\nmain(" in part and f", {training})\n" in part for part in line):
+            if any("finish.main import main\nmain(" in part and f", {training})\n" in part for part in line):
                 found[int(entry.name)] = line
     return found
 
 
-def finalizer(training: int | None = None) -> int:
-    """Return the Python process among the finalizers, once it runs; by default for this process."""
+def finishing_pid(training: int | None = None) -> int:
+    """Return the Python process among the finishing processes, once it runs; by default for this process."""
     found: dict[int, list[str]] = {}
 
     def one() -> bool:
@@ -37,7 +37,7 @@ def finalizer(training: int | None = None) -> int:
         found.clear()
         found.update({number: line for number, line in lines.items() if line[0] != "/bin/sh"})
         if training is None:  # without those of earlier tests, which may still be about to exit
-            folders = {str(each._folder) for each in finalizer_process._running}
+            folders = {str(each._folder) for each in finishing_process._running}
             for number in [each for each, line in found.items() if not any(map("".join(line).count, folders))]:
                 del found[number]
         return len(found) == 1
@@ -45,7 +45,7 @@ def finalizer(training: int | None = None) -> int:
     try:
         eventually(one)
     except AssertionError as error:
-        raise AssertionError(f"not one finalizer but {found}") from error
+        raise AssertionError(f"not one finishing process but {found}") from error
     return next(iter(found))
 
 

@@ -14,11 +14,11 @@ import pytest
 
 import instrument
 from instrument.base import process_id
-from instrument.record.handover import finalizer_process
-from instrument.record.handover.finalizer_process import FinalizerProcess
+from instrument.record.handover import finishing_process
+from instrument.record.handover.finishing_process import FinishingProcess
 
 from ..support import programs, warm
-from ..support.finalizers import eventually, finalizer, processes
+from ..support.finishing import eventually, finishing_pid, processes
 from .training import manifest, statuses, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -39,10 +39,10 @@ def run(code: str, folder: Path, **options: Any) -> str:
 BEGIN = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from instrument.record.handover.finalizer_process import FinalizerProcess
+from instrument.record.handover.finishing_process import FinishingProcess
 
 def begin(on_answer=lambda answer: None):
-    return FinalizerProcess(Path("out"), on_answer, lambda process: None)
+    return FinishingProcess(Path("out"), on_answer, lambda process: None)
 """
 TRAIN = """
 import os, signal, time, torch, instrument
@@ -74,8 +74,8 @@ def normal_priority() -> None:
 
 def test_the_process_gives_way_until_the_program_waits(tmp_path: Path) -> None:
     """It is nicer than the program; with the privilege, not any more once the program waits for it."""
-    process = FinalizerProcess(tmp_path, lambda answer: None, lambda process: None)
-    number, own = finalizer(), os.getpriority(os.PRIO_PROCESS, 0)
+    process = FinishingProcess(tmp_path, lambda answer: None, lambda process: None)
+    number, own = finishing_pid(), os.getpriority(os.PRIO_PROCESS, 0)
     assert min(own + 10, 19) == os.getpriority(os.PRIO_PROCESS, number)
     seen: list[int] = []
     os.kill(number, signal.SIGSTOP)
@@ -185,9 +185,9 @@ except ChildProcessError:
 )
 def test_a_shell_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str, message: str) -> None:
     """A failure to start, as at the limit of processes, is raised at once."""
-    monkeypatch.setattr(finalizer_process, "_SHELL", shell)
+    monkeypatch.setattr(finishing_process, "_SHELL", shell)
     with pytest.raises(OSError, match=message):
-        FinalizerProcess(tmp_path, lambda answer: None, lambda process: None)
+        FinishingProcess(tmp_path, lambda answer: None, lambda process: None)
     assert [] == list(tmp_path.iterdir())
 
 
@@ -198,7 +198,7 @@ def test_an_executable_that_is_not_python(monkeypatch: pytest.MonkeyPatch, tmp_p
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     answers: list[Any] = []
-    process = FinalizerProcess(tmp_path / "out", answers.append, lambda process: None)
+    process = FinishingProcess(tmp_path / "out", answers.append, lambda process: None)
     process.end(60)
     assert ("ended with exit code 2", []) == (process.ended, answers)
 
@@ -209,12 +209,12 @@ def test_a_signal_that_training_ignores(tmp_path: Path) -> None:
 signal.signal(signal.SIGALRM, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM, signal.SIGTERM])
 sys.path.append({str(programs.ROOT)!r})
-from tests.support.finalizers import finalizer
+from tests.support.finishing import finishing_pid
 answered = threading.Event()
 process = begin(lambda answer: answered.set())
 process.send({{"kind": "report", "job": 1}})
 answered.wait(60)
-os.kill(finalizer(), signal.SIGALRM)
+os.kill(finishing_pid(), signal.SIGALRM)
 process.end(60)
 print(process.ended)
 """
@@ -245,7 +245,7 @@ def test_the_process_ends_without_jobs(tmp_path: Path, how: str) -> None:
     (folder / "answers").touch()
     jobs.write_text(f"{{no job\n{json.dumps(window)}\n")  # the first as of a disk that was full
     code = f"""
-        from instrument.finish.finalizer_main import main
+        from instrument.finish.main import main
         main({str(folder)!r}, {training.pid if how == "exited" else os.getpid()})
     """
     command = [sys.executable, programs.program(code, tmp_path)]

@@ -23,12 +23,12 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.files import LineFile
 from instrument.base.guard import guard
-from instrument.record.handover import window_finalizer as module
-from instrument.record.handover.finalizer_process import FEATURE, FinalizerProcess
+from instrument.record.handover import window_sender as module
+from instrument.record.handover.finishing_process import FEATURE, FinishingProcess
 from instrument.record.windows import recording
 
 from ..support import programs, warm
-from ..support.finalizers import eventually, finalizer, processes
+from ..support.finishing import eventually, finishing_pid, processes
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -101,8 +101,8 @@ def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
             torch.ones(3).sum()
             prof.step()
             sys.path.append(os.environ["ROOT"])
-            from tests.support.finalizers import finalizer
-            environment = open(f"/proc/{finalizer()}/environ").read().split(chr(0))
+            from tests.support.finishing import finishing_pid
+            environment = open(f"/proc/{finishing_pid()}/environ").read().split(chr(0))
             names = ("INSTRUMENT", "CUDA", "HIP")
             of_torch = "CUDA_MODULE_LOADING="  # torch 2.6 sets it
             print(sorted(name for name in environment if name.startswith(names) and not name.startswith(of_torch)))
@@ -121,19 +121,19 @@ def test_the_process_lives_while_it_is_needed(out: Path, monkeypatch: pytest.Mon
     """One process serves all windows; after the last one, or `stop`, no process, thread or file is left."""
     started = []
 
-    def start(*arguments: Any) -> FinalizerProcess:
-        started.append(FinalizerProcess(*arguments))
+    def start(*arguments: Any) -> FinishingProcess:
+        started.append(FinishingProcess(*arguments))
         return started[-1]
 
     monkeypatch.setattr(settings, "summary", True)
-    monkeypatch.setattr(module, "FinalizerProcess", start)
+    monkeypatch.setattr(module, "FinishingProcess", start)
     threads, files = threading.active_count(), count_files()
     with profile_every_step(out, 3) as prof:
         assert not processes(os.getpid())
         record_window(prof)
-        first = finalizer()
+        first = finishing_pid()
         record_window(prof)
-        assert first == finalizer()
+        assert first == finishing_pid()
         record_window(prof)
         for _ in range(20):  # timed for comparison with the windows
             prof.step()
@@ -153,16 +153,16 @@ def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCa
     with profile_every_step(out, 4) as prof:
         record_window(prof)
         eventually(lambda: 1 == len(prof.windows))
-        first = finalizer()
+        first = finishing_pid()
         os.kill(first, signal.SIGSTOP)
         record_window(prof)
         os.kill(first, signal.SIGKILL)
         eventually(lambda: 2 == len(prof.windows))
         record_window(prof)
-        assert first != finalizer()
+        assert first != finishing_pid()
         eventually(lambda: 3 == len(prof.windows))
-        os.kill(finalizer(), signal.SIGKILL)  # idle
-        eventually(lambda: prof._finalizer._process.ended)
+        os.kill(finishing_pid(), signal.SIGKILL)  # idle
+        eventually(lambda: prof._sender._process.ended)
         record_window(prof)
     assert [None, KILLED, None, None] == [entry["reason"] for entry in prof.windows]
     assert prof.windows == manifest(out)
@@ -198,13 +198,13 @@ def test_an_interrupt_while_the_process_is_started(
     """The next process, such as the one that the end of the program starts, finishes the window."""
     summaries: list[str] = []
     monkeypatch.setattr(settings, "summary", True)
-    start = FinalizerProcess._start_thread
+    start = FinishingProcess._start_thread
 
-    def interrupted(process: FinalizerProcess) -> None:
-        monkeypatch.setattr(FinalizerProcess, "_start_thread", start)
+    def interrupted(process: FinishingProcess) -> None:
+        monkeypatch.setattr(FinishingProcess, "_start_thread", start)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FinalizerProcess, "_start_thread", interrupted)
+    monkeypatch.setattr(FinishingProcess, "_start_thread", interrupted)
     with pytest.raises(KeyboardInterrupt), profile_every_step(out, 3, on_summary=summaries.append) as prof:
         record_window(prof)
     entry = manifest(out)[0]
@@ -232,7 +232,7 @@ def test_a_thread_that_cannot_be_started(
     with profile_every_step(out, 2, on_summary=summaries.append) as prof:
         record_window(prof)
         if hangs:
-            os.kill(finalizer(), signal.SIGSTOP)
+            os.kill(finishing_pid(), signal.SIGSTOP)
         record_window(prof)
     entries = manifest(out)
     assert ["recorded"] * 2 == [entry["status"] for entry in entries]
@@ -253,8 +253,8 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
     for number in batches:
         torch.ones(3).sum()
         if number == 2:
-            eventually(lambda: batches.profile._finalizer._process is not None)
-            os.kill(process := finalizer(), signal.SIGSTOP)
+            eventually(lambda: batches.profile._sender._process is not None)
+            os.kill(process := finishing_pid(), signal.SIGSTOP)
     assert [] == batches.profile._outcomes.manifest.entries
     os.kill(process, signal.SIGCONT)
     assert [(1, "recorded")] == statuses(batches.profile.windows)
@@ -267,14 +267,14 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
 def test_a_large_job_does_not_block(out: Path) -> None:
     """Jobs of any size are sent even while the process does not read."""
     answers: list[int] = []
-    process = FinalizerProcess(out, lambda answer: answers.append(len(answer["errors"])), lambda process: None)
+    process = FinishingProcess(out, lambda answer: answers.append(len(answer["errors"])), lambda process: None)
     try:
-        os.kill(finalizer(), signal.SIGSTOP)
+        os.kill(finishing_pid(), signal.SIGSTOP)
         for number in range(3):
             process.send({"kind": "report", "job": number, "filling": "x" * 2_000_000})
         assert not answers
     finally:
-        os.kill(finalizer(), signal.SIGCONT)
+        os.kill(finishing_pid(), signal.SIGCONT)
     process.end(60)
     assert "ended with exit code 0" == process.ended
     assert [0] * 5 == answers  # also of the end, and of what comes before it
@@ -291,7 +291,7 @@ def test_a_window_that_cannot_be_submitted(
 
     with profile_every_step(out, 2) as prof:
         with monkeypatch.context() as patch:
-            patch.setattr(module.WindowFinalizer, "_register", fail)
+            patch.setattr(module.WindowSender, "_register", fail)
             record_window(prof)
         record_window(prof)
     reasons = [(entry["status"], entry["reason"]) for entry in manifest(out)]
@@ -355,17 +355,17 @@ def test_a_process_that_hangs(out: Path, lenient: None, monkeypatch: pytest.Monk
     count = 300
     with profile_every_step(out, count) as prof:
         record_window(prof)
-        os.kill(finalizer(), signal.SIGSTOP)
+        os.kill(finishing_pid(), signal.SIGSTOP)
         for _ in range(count - 1):
             record_window(prof)
         assert len(prof.windows) <= 1
-        os.kill(finalizer(), signal.SIGCONT)
+        os.kill(finishing_pid(), signal.SIGCONT)
     assert [(number, "recorded") for number in range(1, count + 1)] == statuses(manifest(out))
     assert all(path.suffix == ".gz" for path in traces(out))
     monkeypatch.setattr(module, "_WAIT_S", 0.1)
     with profile_every_step(out / "again", 2) as prof:
         record_window(prof)
-        os.kill(finalizer(), signal.SIGSTOP)
+        os.kill(finishing_pid(), signal.SIGSTOP)
         record_window(prof)
     reason = "not compressed: the process that finishes windows was killed because it took too long"
     assert reason == manifest(out / "again")[-1]["reason"]
@@ -403,7 +403,7 @@ def test_no_work_beside_the_steps_that_are_compared(out: Path, monkeypatch: pyte
     with instrument.profile(out, schedule="2,40") as prof:
         for _ in range(3):
             record_window(prof)
-        number = finalizer()
+        number = finishing_pid()
         raw = next(out.glob("window-*/*.json"))
         train(5, prof.step)
         os.kill(number, signal.SIGSTOP)
@@ -546,7 +546,7 @@ def test_memory_of_many_windows(out: Path, monkeypatch: pytest.MonkeyPatch) -> N
                 eventually(lambda number=number: number == len(prof.windows))  # type: ignore[misc]
                 gc.collect()
                 counts.append(len(gc.get_objects()))
-                pages = int(Path(f"/proc/{finalizer()}/statm").read_text().split()[1])
+                pages = int(Path(f"/proc/{finishing_pid()}/statm").read_text().split()[1])
                 sizes.append(pages * os.sysconf("SC_PAGE_SIZE"))
     assert counts[1] - counts[0] < 150
     assert sizes[1] - sizes[0] < 4e6
