@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -266,6 +267,29 @@ def test_an_error_does_not_end_the_service(out: Path, lenient: None, caplog: pyt
     assert None is ask(path, {})
     assert {"rank": 3} == ask(path, {})
     assert "on purpose" in caplog.text
+    listening.end()
+
+
+def test_a_full_disk_does_not_end_the_service(
+    out: Path, lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer that finds no room is lost, which is logged, and the next command is answered."""
+    full, append = [True], LineFile.append
+
+    def append_with_room(file: LineFile, line: dict[str, Any]) -> None:
+        if file.path.suffix == ".answers" and full:
+            raise OSError(errno.ENOSPC, full.pop() and "No space left on device")
+        append(file, line)
+
+    monkeypatch.setattr(LineFile, "append", append_with_room)
+    monkeypatch.setattr(command_files, "_TIMEOUT_S", 1.0)
+    listening = CommandFiles(out, WindowRequest(""))
+    listening.begin(lambda _: {"rank": 3}, lambda _: {})
+    (path,) = commands_of(str(out))
+    with pytest.raises(TimeoutError):
+        ask(path, {})
+    assert {"rank": 3} == ask(path, {})
+    assert "No space left on device" in caplog.text
     listening.end()
 
 

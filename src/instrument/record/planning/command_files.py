@@ -97,7 +97,8 @@ class CommandFiles:
                     answer: Mapping[str, Any] = {}
                     with guard.contained(FEATURE):
                         answer = self._answer(command)
-                    answers.append({**answer, _KEY: command.get(_KEY)})
+                    with guard.contained(FEATURE):  # a full disk
+                        answers.append({**answer, _KEY: command.get(_KEY)})
         finally:
             if not over.is_set():  # nobody is to wait for an answer
                 self.end()
