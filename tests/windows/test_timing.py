@@ -13,8 +13,8 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.run_folder import entry_of
 from instrument.integrations.server import OnDemandSchedule
-from instrument.record.windows import profile, recording
-from instrument.record.windows.recording import AROUND
+from instrument.record.windows import profile, timing
+from instrument.record.windows.timing import AROUND
 
 from .training import Recorder, content, manifest, traces, train
 
@@ -24,7 +24,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0
-        monkeypatch.setattr(recording.time, "perf_counter_ns", lambda: self.now)
+        monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: self.now)
 
 
 def run(out: Path, clock: Clock, steps: int, took: Any, **arguments: Any) -> Any:

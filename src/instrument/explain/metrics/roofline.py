@@ -21,7 +21,7 @@ _TERA, _GIGA = 1e12, 1e9
 
 
 @dataclass(frozen=True)
-class Peak:
+class GpuPeak:
     """The peaks of one GPU, as the program sees it: of an MI250, one of its two dies.
 
     Attributes:
@@ -53,14 +53,14 @@ class Peak:
 
 def _peak(
     pattern: str, name: str, architecture: str, gigabytes: float, source: str, **teraflops: float
-) -> tuple[re.Pattern[str], Peak]:
+) -> tuple[re.Pattern[str], GpuPeak]:
     """Return a pattern for names of a device, and its peaks; ``source`` is a whitepaper or has a data sheet."""
     maker = "NVIDIA" if architecture.startswith("sm") else "AMD Instinct"
     sheet = "" if source.endswith("whitepaper") else " data sheet"
     flops = {kind: rate * _TERA for kind, rate in teraflops.items()}
     if "fp16" in flops and architecture not in ("sm70", "sm75"):
         flops.setdefault("bf16", flops["fp16"])
-    peak = Peak(name, architecture, gigabytes * _GIGA, flops, f"{maker} {source}{sheet}")
+    peak = GpuPeak(name, architecture, gigabytes * _GIGA, flops, f"{maker} {source}{sheet}")
     return re.compile(pattern, re.IGNORECASE), peak
 
 
@@ -112,12 +112,12 @@ _PEAKS = (
     _peak(r"MI210", "MI210", "gfx90a", 1638, "MI210", fp64=22.6, fp32=22.6, fp16=181, int8=181),
 )
 
-PRODUCTS: tuple[Peak, ...] = tuple(peak for _, peak in _PEAKS)
+PRODUCTS: tuple[GpuPeak, ...] = tuple(peak for _, peak in _PEAKS)
 """All GPUs whose peaks are known."""
 
 
 @lru_cache(64)
-def peak_of(device_name: str) -> Peak | None:
+def peak_of(device_name: str) -> GpuPeak | None:
     """Return the peaks of the GPU with this name, as CUDA or HIP reports it; None if they are not known."""
     return next((peak for pattern, peak in _PEAKS if pattern.search(device_name)), None)
 
@@ -185,7 +185,7 @@ class Roofline:
     rows: list[RooflineRow]
     covered_ns: int
     of_ns: int
-    peak: Peak | None
+    peak: GpuPeak | None
     flops: int
     peak_ns: float | None
     recomputed_flops: int
@@ -254,7 +254,7 @@ def counted_calls(trace: Trace) -> Array:
     return counted
 
 
-def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak | None) -> RooflineRow:
+def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: GpuPeak | None) -> RooflineRow:
     kind = _KINDS.get(work.dtype.lower(), work.dtype)
     if kind == "fp32" and tf32:
         kind = "tf32"
@@ -271,7 +271,7 @@ def _row(name: str, work: Work, rows: Array, gpu_ns: int, tf32: bool, peak: Peak
     return RooflineRow(name, work, len(rows), gpu_ns, kind, bound, share, rows)
 
 
-def _work_at_peak(calls: list[tuple[RooflineRow, int]], peak: Peak | None) -> tuple[int, float | None]:
+def _work_at_peak(calls: list[tuple[RooflineRow, int]], peak: GpuPeak | None) -> tuple[int, float | None]:
     """Return the operations of so many calls, and how long they would take at the peak of their types."""
     flops = sum(row.work.flops * count for row, count in calls)
     if peak is None or any(row.kind not in peak.flops_per_s for row, _ in calls):

@@ -30,7 +30,7 @@ from ..metrics.job import Job
 from ..metrics.launches import LostWork, lost_work
 from ..metrics.memory_use import MemoryUse, memory_use
 from ..metrics.metrics import Metrics, metrics_of
-from ..metrics.roofline import Peak, Roofline, roofline
+from ..metrics.roofline import GpuPeak, Roofline, roofline
 from ..metrics.tables import one_of
 from ..metrics.utilization import Activity, activity
 from ..replay.replay import Change, Replayer, mean_ns, without_events
@@ -255,7 +255,7 @@ class TraceFacts:
         return idle_causes(self.trace, self.activity.busy, window, self.waits)
 
     @property
-    def peak(self) -> Peak | None:
+    def peak(self) -> GpuPeak | None:
         """What the GPU can do; None if it is not known."""
         return self.roofline.peak
 

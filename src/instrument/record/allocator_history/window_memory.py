@@ -64,7 +64,7 @@ class WindowMemory:
         self._region_count = 0
         self._switches: list[Patch] = []
         self._cancel: Callable[[], None] = lambda: None
-        self._failed_allocation: FailedAllocation | None = None
+        self._failed_allocation: AllocationFailure | None = None
         # Not a Lock, as a signal handler may end the window on the thread that takes the snapshot.
         self._taking = threading.RLock()
         self._taken = False
@@ -150,14 +150,14 @@ class WindowMemory:
             raise
         self._regions = RegionLog()  # the other one may be large
 
-    def _on_out_of_memory(self, failed: FailedAllocation) -> None:
+    def _on_out_of_memory(self, failed: AllocationFailure) -> None:
         if self._on and self._taking.acquire(blocking=False):  # one snapshot is enough
             try:
                 self._take(failed)
             finally:
                 self._taking.release()
 
-    def _take(self, failed: FailedAllocation | None = None) -> None:
+    def _take(self, failed: AllocationFailure | None = None) -> None:
         """Take the snapshot, unless it was taken; the thread must have `_taking`."""
         if not self._on or self._taken:
             return
@@ -228,7 +228,7 @@ class WindowMemory:
         ``bytes`` its size; ``entries`` is the number of events, and ``regions`` that of begins and ends of regions
         in it; ``stacks`` as in `memory_history`. ``stall_s`` is how long the recording held the loop, a part of
         ``cost``, and ``write_s`` how long the file took on a thread. ``out_of_memory`` is the allocation at whose
-        failure the snapshot was taken, as `FailedAllocation`; else null.
+        failure the snapshot was taken, as `AllocationFailure`; else null.
         """
         if not self._started:
             return None
@@ -333,7 +333,7 @@ class RegionLog:
 _OUT_OF_MEMORY_FEATURE = "the snapshot of an out-of-memory error"
 
 
-class FailedAllocation(NamedTuple):
+class AllocationFailure(NamedTuple):
     """An allocation that failed: the GPU, and the bytes asked for, allowed to the process, and free on the GPU."""
 
     device: int
@@ -349,16 +349,16 @@ class OutOfMemory:
     """
 
     def __init__(self) -> None:
-        self._listeners: list[Callable[[FailedAllocation], None]] = []
+        self._listeners: list[Callable[[AllocationFailure], None]] = []
         self._attached = 0  # the process in which the observer is attached
 
-    def follow(self, listener: Callable[[FailedAllocation], None]) -> None:
+    def follow(self, listener: Callable[[AllocationFailure], None]) -> None:
         """Call ``listener`` from now on, on the thread that allocates; CUDA must be initialized."""
         if self._attached != os.getpid() and memory_history.attach_out_of_memory_observer(self._observe):
             self._attached = os.getpid()
         self._listeners.append(listener)
 
-    def unfollow(self, listener: Callable[[FailedAllocation], None]) -> None:
+    def unfollow(self, listener: Callable[[AllocationFailure], None]) -> None:
         """Stop that; a second call does nothing."""
         if listener in self._listeners:
             self._listeners.remove(listener)
@@ -366,7 +366,7 @@ class OutOfMemory:
     @guard.contained(_OUT_OF_MEMORY_FEATURE)
     def _observe(self, device: int, requested: int, allowed: int, free: int) -> None:
         for listener in tuple(self._listeners):
-            listener(FailedAllocation(device, requested, allowed, free))
+            listener(AllocationFailure(device, requested, allowed, free))
 
 
 out_of_memory = OutOfMemory()

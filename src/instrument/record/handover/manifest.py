@@ -47,7 +47,7 @@ class Manifest:
     included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it
     is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
     (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
-    them), ``timing`` (see `StepTimes.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
+    them), ``timing`` (see `WindowTiming.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
     null if no window was open), ``memory`` (see `WindowMemory.entry`; null without ``memory="snapshot"``),
     ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and ``diagnosis`` (like ``files``).
     """

@@ -13,7 +13,7 @@ from ...base.guard import guard
 from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
-from .step_clock import BLOCK, StepClock, StepTimes
+from .step_clock import BLOCK, StepClock, TimedStep
 
 FEATURE = "the black box"
 _MAX_SLOW_STEPS = 1000
@@ -53,7 +53,7 @@ class BlackBox:
         self._on_slow = on_slow
         self._periods = Periods()
         self._periodic: dict[int, SlowStep] = {}  # the last one of each period
-        self._usual_times: StepTimes | None = None  # made when a slow step needs it, for one block
+        self._usual_times: TimedStep | None = None  # made when a slow step needs it, for one block
         self._follower: Any = None  # ends the steps until `step` is called
         self._end = self.end_step  # what `step` calls, so that it need not look for a follower
         self._running = False
@@ -249,7 +249,7 @@ class BlackBox:
                 self._usual_times = None
         return slow
 
-    def _judge(self, times: StepTimes) -> SlowStep | None:
+    def _judge(self, times: TimedStep) -> SlowStep | None:
         """Note a slow step; return it if an alarm is due."""
         if not times.duration_ns:  # the clock was paused
             return self._judge_held(times.step)
@@ -282,7 +282,7 @@ class BlackBox:
         self.worst = sorted([*self.worst, slow], key=lambda each: -each.delta_ns)[:_WORST]
         return slow if self._alarms.is_due(slow.step, slow.delta_ns, self.clock.now_ns()) else None
 
-    def _phase_times(self, times: StepTimes, usual: StepTimes) -> dict[str, PhaseTime]:
+    def _phase_times(self, times: TimedStep, usual: TimedStep) -> dict[str, PhaseTime]:
         pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))
         phases = {phase: pair for phase, pair in pairs.items() if pair.ns or pair.usual_ns}
         phases[OTHER] = PhaseTime(

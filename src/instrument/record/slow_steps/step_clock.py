@@ -23,7 +23,7 @@ _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
 
 
-class StepTimes(NamedTuple):
+class TimedStep(NamedTuple):
     """The times of one step.
 
     Attributes:
@@ -249,13 +249,13 @@ class StepClock:
         """Return whether the step in the row that begins at ``row`` is the last of its block."""
         return row == self._last_row
 
-    def times_at(self, row: int) -> StepTimes:
+    def times_at(self, row: int) -> TimedStep:
         """Return the times in the row that begins at ``row``."""
         lap = self._lap_step if row < self._row else self._lap_step - len(self._rows) // self._width
         duration_ns, *phases_ns = self._rows[row : row + self._width]
-        return StepTimes(lap + row // self._width, duration_ns, tuple(phases_ns))
+        return TimedStep(lap + row // self._width, duration_ns, tuple(phases_ns))
 
-    def last_steps(self, count: int | None = None) -> list[StepTimes]:
+    def last_steps(self, count: int | None = None) -> list[TimedStep]:
         """Return the timed steps out of the last ``count``, or out of all in the ring, in order."""
         ahead = self._last_row + self._width
         rows = [*range(ahead, len(self._rows), self._width), *range(0, self._row, self._width)]

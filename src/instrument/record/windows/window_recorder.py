@@ -33,7 +33,8 @@ from ..planning.triggers import SlowStepWindows
 from ..regions import dispatch, region
 from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
-from .recording import Recording, SaveResult, StepTimes, WindowCompileLog, WindowCost
+from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
+from .timing import WindowTiming
 
 FEATURE = "recording windows"
 _OWN_WORK = region.make(OWN_WORK, None, None, None, None)
@@ -148,7 +149,7 @@ class WindowRecorder:
         self._outcomes = Outcomes(out, schedule, exporter, options, driver)
         self._sender = self._outcomes.sender
         self._last_memory: WindowMemory | None = None  # of the last window that recorded the history
-        self._times = StepTimes()
+        self._times = WindowTiming()
         self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
 
     @property

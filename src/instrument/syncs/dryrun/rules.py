@@ -30,7 +30,7 @@ CPU_CHECKS = ("quantile", "nanquantile")
 
 
 @dataclass(frozen=True)
-class Rule:
+class OperatorRule:
     """How one operator behaves on a GPU.
 
     Attributes:
@@ -219,7 +219,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def rule_of(func: Any) -> Rule:
+def rule_of(func: Any) -> OperatorRule:
     """Return the rule of an operator; cache it, as the look-up takes 20 us."""
     namespace, _, name = func._schema.name.partition("::")
     tags = set(func.tags)
@@ -233,7 +233,7 @@ def rule_of(func: Any) -> Rule:
 
     takes = any("Tensor" in str(argument.type) for argument in func._schema.arguments if not argument.is_out)
     written = [result.alias_info is not None and result.alias_info.is_write for result in func._schema.returns]
-    return Rule(
+    return OperatorRule(
         check, GPU_OUTPUTS.get(name), name, creates=not takes,
         same_device=namespace == "aten" and name not in _MIXED_DEVICES,
         writes=bool(written) and all(written) and name.endswith("_"),

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_map_only
 
 from ...base.compat import operators
 from ...explain.waits.events import CHOSEN
-from .rules import Rule, rule_of
+from .rules import OperatorRule, rule_of
 from .state import PINNED, RunState, as_cuda, tensors
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, FakeTensor}
-_RULES: dict[Any, Rule] = {}
+_RULES: dict[Any, OperatorRule] = {}
 _CHECKED_NAMESPACES = (
     "aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims",
 )  # fmt: skip
