@@ -22,13 +22,13 @@ import torch
 
 import instrument
 from instrument.base import process_id
+from instrument.base.disk import nearest_folder
 from instrument.base.files import LineFile, make_folder
 from instrument.base.guard import Guard
 from instrument.base.interrupts import Suppressed, is_interrupt
 from instrument.base.patch import Patch, apply, undo
 from instrument.record.exporters.sessions import sessions
 from instrument.record.handover.finishing_process import FinishingProcess
-from instrument.record.handover.manifest import existing
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals of POSIX")
 
@@ -219,7 +219,7 @@ MAKES_FOLDERS = getattr(pathlib, "_normal_accessor", os)  # the first in Python 
     [
         (MAKES_FOLDERS, "mkdir", lambda folder: make_folder(folder / "new")),
         (MAKES_FOLDERS, "mkdir", lambda folder: make_folder(folder / "new" / "in it")),
-        (Path, "lstat", existing),
+        (Path, "lstat", nearest_folder),
         (Path, "read_bytes", lambda _: process_id.machine()),
         (Path, "read_text", lambda _: process_id.start_time(os.getpid())),
         (Path, "stat", lambda _: process_id.place()),

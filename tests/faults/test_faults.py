@@ -65,6 +65,7 @@ MANIFEST = (
     "instrument.record.windows.outcomes:Outcomes.note",
     "instrument.record.windows.outcomes:Outcomes._prints_summary",
     "instrument.record.handover.manifest:",
+    "instrument.base.disk:",
     "instrument.record.planning.schedule:Schedule.window",
 )
 # Functions that report errors themselves, functions that are called again after an error, and those of the log,
@@ -73,7 +74,6 @@ REPORTING = {
     "instrument.base.log:_logger",
     "instrument.base.log:_sentence",
     "instrument.base.log:_text",
-    "instrument.base.log:_without_handler",
     "instrument.base.printable:printable",
     "instrument.base.stderr:at_start",
     "instrument.base.patch:Patch._set",
@@ -88,7 +88,7 @@ REPORTING = {
 # Functions whose callers expect an `OSError`, and go on.
 EXPECTING_OS_ERRORS = {
     "instrument.base.files:sync",
-    "instrument.record.handover.manifest:existing",
+    "instrument.base.disk:nearest_folder",
 }
 
 pytestmark = [pytest.mark.corpus, pytest.mark.fuzz]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from instrument.base.disk import refuse_full_disk
 from instrument.base.errors import CaptureError
-from instrument.record.handover.manifest import refuse_full_disk
 
 from .training import manifest, reasons, run
 

@@ -1,13 +1,11 @@
-"""`Manifest`: writes the line of each window into ``manifest.jsonl``; whether the disk can take a window."""
+"""`Manifest`: writes the line of each window into ``manifest.jsonl``."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +16,11 @@ from typing import Any
 
 from ...base import log
 from ...base.config import settings
-from ...base.errors import CaptureError
+from ...base.disk import unwritable
 from ...base.files import make_folder
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.run_folder import NAME
-from ...base.units import size
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
 _FIELDS = (
@@ -110,32 +107,6 @@ class Manifest:
             log.warning(text)
 
 
-def unwritable(folder: Path) -> str | None:
-    """Return why ``folder``, which need not exist, cannot be written to, as a sentence; None if it can be.
-
-    The test leaves no file behind.
-    """
-    place = existing(folder)
-    try:
-        tempfile.TemporaryFile(dir=place).close()  # os.access says yes to root, also in /proc
-    except OSError as error:
-        if is_interrupt(error):
-            raise
-        where = "" if place == folder else f"nothing can be created in {place}: "
-        return f"cannot write to {folder}: {where}{error.strerror}"
-    return None
-
-
-def existing(folder: Path) -> Path:
-    """Return ``folder``, or the closest folder above it that is there."""
-    while folder != folder.parent:
-        with Suppressed(OSError, ValueError):  # `os.path.lexists` would drop errors of a signal handler too
-            folder.lstat()
-            break
-        folder = folder.parent
-    return folder
-
-
 def append(folder: Path, lines: list[bytes]) -> None:
     """Append ``lines`` to the manifest in ``folder``; each that is written is removed from the list.
 
@@ -196,27 +167,3 @@ def size_of(path: Path) -> int | None:
     with Suppressed(OSError):  # it was deleted
         return path.stat().st_size
     return None
-
-
-_FREE_BYTES = 1_000_000_000  # that a window leaves to the program, such as for its checkpoint ...
-_FREE_SHARE = 0.05  # ... or this share of a small disk
-
-
-def refuse_full_disk(folder: Path, window_bytes: int) -> None:
-    """Raise if a window might fill the disk; costs microseconds.
-
-    Args:
-        folder: where its files go; it need not exist.
-        window_bytes: the size of the trace of the last window, of which there is a compressed copy for a moment.
-
-    Raises:
-        CaptureError: less than 1 GB is free, or 5 % of a disk below 20 GB, beside the files of the window.
-    """
-    with Suppressed(OSError):  # the folder cannot be read: saving says why
-        place = existing(folder)
-        disk = shutil.disk_usage(place)
-        needed = min(_FREE_BYTES, int(disk.total * _FREE_SHARE)) + 2 * window_bytes
-        if disk.total and disk.free < needed:
-            raise CaptureError(
-                f"only {size(disk.free)} are free in {place}, and a window starts with {size(needed)}"
-            )

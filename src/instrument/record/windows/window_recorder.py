@@ -17,6 +17,7 @@ from typing import Any, cast
 from ...base import log
 from ...base.compat import autograd
 from ...base.config import settings
+from ...base.disk import refuse_full_disk
 from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
@@ -25,7 +26,7 @@ from ...base.trace_marks import CORES, MACHINE, OPENED_BY, OWN_WORK
 from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
-from ..handover.manifest import refuse_full_disk, size_of
+from ..handover.manifest import size_of
 from ..planning.ranks import process_suffix
 from ..planning.requests import SCHEDULE, RequestedWindows, WindowRequest
 from ..planning.schedule import NEVER, StepAction, Window

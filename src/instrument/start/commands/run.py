@@ -174,7 +174,7 @@ def run(
     arguments. A step is what the program's framework counts as one, or else a step of its first optimizer, a
     backward pass, or a call of the model. With INSTRUMENT=0 the program just runs.
     """
-    from ...record.handover.manifest import unwritable
+    from ...base.disk import unwritable
     from ...record.stepping.explicit_steps import check_step_on
     from ...record.windows.steps import SCHEDULE_OPTIONS
     from ..launch import VENDORS, LaunchRequest
