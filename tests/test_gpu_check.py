@@ -561,7 +561,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
         command.main(["--help"])
     shown = capsys.readouterr().out
     for words in (
-        "at most nine and a half minutes",
+        "in under ten minutes",
         "build/gpu-check.json",
         "INSTRUMENT_KEEP_TRACES",
         "examples:",

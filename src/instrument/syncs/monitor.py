@@ -30,7 +30,7 @@ from ..base.patch import Patch
 from ..explain.waits import operations, sites
 from ..explain.waits.events import SyncEvent
 from ..record import gpu_wait
-from ..record.modules.compiling import skip_package
+from ..record.modules.uncompiled import skip_package
 from ..record.regions import dispatch
 from . import policy
 from .calls import operation_at

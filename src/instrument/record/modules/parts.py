@@ -24,9 +24,9 @@ from ...base.interrupts import Suppressed
 from ...base.patch import Patch, apply, leave_no_frame, undo
 from ..regions import dispatch, region
 from ..regions.region import Region
-from .compiling import skip_package
 from .labels import Instances, loaders, optimizers
 from .service import Handle, PatchService, contain_request
+from .uncompiled import skip_package
 
 PASSES = "following backward passes"
 _CREATE_GRAPH = 4  # the place of ``create_graph`` in the arguments of `torch.autograd.grad`

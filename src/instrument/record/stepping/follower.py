@@ -18,10 +18,11 @@ from ...base.live_objects import IdentitySet
 from ...base.patch import Change, Patch, apply, then, undo
 from ..cuda_graphs import GraphedCallables, GraphFollower
 from ..modules import parts
-from ..modules.compiling import DeferredCalls, skip_package, without_compiler
 from ..modules.optimizers import live_optimizers, share_parameters
 from ..modules.parts import patcher
+from ..modules.uncompiled import skip_package
 from ..regions import dispatch
+from .compiled_code import DeferredCalls, without_compiler
 from .explicit_steps import SIGNS, FunctionCallSteps, check_step_on, program_steps
 from .optimizer_steps import FEATURE, MIN_STEPS_ALONE, OptimizerSteps, running
 from .outermost_model import OutermostModel

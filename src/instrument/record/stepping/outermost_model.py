@@ -18,10 +18,11 @@ from ...base.compat.compiler import COMPILED_CALL
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.patch import Change, Patch, apply, leave_no_frame, then, transparent, undo
-from ..modules.compiling import ReplacedCall, called_module, compiled_call, compiling, scripting, without_compiler
+from ..modules.compiling import ReplacedCall, called_module, compiled_call, compiling, scripting
 from ..modules.installer import getstate_class, leave_hooks_out
 from ..modules.module_calls import call_when_idle
 from ..regions import dispatch
+from .compiled_code import without_compiler
 
 FEATURE = "following the calls of the model"
 
