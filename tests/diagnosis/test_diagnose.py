@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import gzip
 import json
 import math
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -440,3 +443,22 @@ def test_a_damaged_and_a_foreign_file(tmp_path: Path) -> None:
     (tmp_path / "foreign.json").write_text(json.dumps(foreign))
     found = instrument.diagnose(tmp_path / "foreign.json")
     assert (found.findings, found.bound, found.failed) == ((), None, {})
+
+
+@pytest.mark.parametrize("copied", [lambda given: pickle.loads(pickle.dumps(given)), copy.deepcopy])
+@pytest.mark.parametrize("trace", [SAMPLE, "idle", "communicating"])
+def test_copies(trace: Path | str, copied: Callable[[Any], Any]) -> None:
+    """A copy of a diagnosis, or of a comparison, says the same, and its page shows the same."""
+    loop = idle_loop()
+    if trace == "communicating":
+        loop = MadeLoop()
+        for start in (0, 1000, 2000):
+            loop.work("ncclDevKernel_AllReduce_Sum_f32_RING_LL", start, start + 1, start + 900)
+    given = trace if isinstance(trace, Path) else loop.trace()
+    diagnosis = instrument.diagnose(given)
+    other = copied(diagnosis)
+    assert str(diagnosis) == str(other)
+    assert diagnosis.to_json() == other.to_json()
+    assert diagnosis._repr_html_() == other._repr_html_()
+    change = instrument.compare(given, given)
+    assert str(change) == str(copied(change))

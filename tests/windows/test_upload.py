@@ -307,3 +307,16 @@ def test_arguments_that_are_not_accepted(error: type[Exception], arguments: dict
     with pytest.raises(error) as caught:
         instrument.profile(**arguments)
     assert message in str(caught.value)
+
+
+def test_no_password_in_the_folder_of_the_run(out: Path, tmp_path: Path, orders: Path, lenient: None) -> None:
+    """No file of the run has the password of the URL, not even while windows are finished."""
+    (orders / "hang").touch()
+    url = f"flaky://user:s3cretpw@{tmp_path / 'remote'}"
+    with instrument.profile(out, schedule=instrument.schedule("1"), upload=url) as prof:
+        train(30, prof.step)
+        eventually(lambda: (orders / "hangs").exists())
+        jobs = list(out.glob(".*.jobs/jobs"))
+        found = [path for path in out.rglob("*") if path.is_file() and b"s3cretpw" in path.read_bytes()]
+        (orders / "hang").unlink()
+    assert (1, []) == (len(jobs), found)

@@ -22,7 +22,7 @@ from ..base import process_id
 from ..base.files import LineFile, part_file, remove_stale_parts, sync
 from ..base.run_folder import DIAGNOSIS, NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
-from ..record.handover.finishing_process import ANSWERS, FOLDER_NAME, JOBS
+from ..record.handover.finishing_process import ANSWERS, FOLDER_NAME, JOBS, UPLOAD
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
 from ..record.planning.command_files import remove_stale_commands
@@ -271,7 +271,9 @@ class FinishingJobs:
             state = tuple[Summary | None, list[str], list[tuple[str, list[int]]]]
             self._summary, self._files, self._compared = msgspec.convert(job["state"], state)
         folder = self._folder = Path(job["folder"])
-        self._keeping = FileKeeping(folder, job["run"], Storage.from_json(job["storage"]))
+        self._keeping = FileKeeping(
+            folder, job["run"], Storage.from_json(job["storage"] | {"upload": os.environ.get(UPLOAD)})
+        )
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         for left in folder.glob(".*.jobs"):

@@ -58,6 +58,10 @@ class Win(int):
         win.change = change
         return win
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy the number alone: the change holds tables."""
+        return int, (int(self),)
+
     def at_most(self, ns: int) -> Win:
         """Return this win, limited to ``ns``."""
         return Win(min(self, ns), self.change)
@@ -115,6 +119,11 @@ class TraceFacts:
         self._savings = dict[int, ProcessSavings]()
         # by identity, the findings with their wins, and the threads and times at which they show
         self._made = dict[int, tuple[Finding, Win | None, tuple[int, int] | None]]()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy what the facts are computed from; they are computed again where they are read."""
+        given = self.trace, self.collectives, self.timing, self.job, self.compile_log, self.snapshot
+        return TraceFacts, (*given, self._lengths)
 
     @cached_property
     def lengths(self) -> StepLengths | None:

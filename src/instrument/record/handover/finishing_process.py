@@ -46,6 +46,7 @@ from ...base.interrupts import Suppressed, is_interrupt
 FEATURE = "finishing a window"
 FOLDER_NAME = rf"\.{process_id.WRITER}\.jobs"
 JOBS, ANSWERS, EXIT_CODE = "jobs", "answers", "exit_code"
+UPLOAD = "INSTRUMENT_UPLOAD"
 _CODE = """\
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -80,6 +81,7 @@ class FinishingProcess:
         folder: the folder of the run.
         on_answer: called with each answer, a mapping with the number of its ``job``; it raises nothing.
         on_exit: called after the last answer.
+        upload: the URL, for the environment of the program alone: it may hold a password, and ``jobs`` is a file.
 
     Attributes:
         ended: how the program ended, in words.
@@ -93,9 +95,11 @@ class FinishingProcess:
         folder: Path,
         on_answer: Callable[[dict[str, Any]], None],
         on_exit: Callable[[FinishingProcess], None],
+        upload: str | None = None,
     ) -> None:
         self._on_answer = on_answer
         self._on_exit = on_exit
+        self._upload = upload
         self._owner = os.getpid()
         self._folder = folder.absolute() / f".{process_id.writer()}.jobs"
         self._jobs = LineFile(self._folder / JOBS)
@@ -123,7 +127,7 @@ class FinishingProcess:
         # In the session of the program, `nice` counts on systems that divide the CPU between sessions.
         group: Any = {"process_group": 0} if sys.version_info >= (3, 11) else {"start_new_session": True}
         command = [_SHELL, "-c", _IN_BACKGROUND, str(self._folder / EXIT_CODE), *python, "-c", self._code()]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=_environment(), **group) as first:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=self._environment(), **group) as first:
             said = first.communicate()[0]
         if first.returncode or not said.strip().isdigit():  # the shell cannot fork
             raise OSError(f"{_SHELL} ended with exit code {first.returncode}")
@@ -136,6 +140,10 @@ class FinishingProcess:
         return _CODE.format(
             path=path, init=str(_PACKAGE / "__init__.py"), package=package, folder=folder, parent=os.getpid()
         )
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
+        return kept | _ENVIRONMENT | ({UPLOAD: self._upload} if self._upload else {})
 
     def _start_thread(self) -> threading.Thread | None:
         follow = guard.contained(FEATURE)(self._follow)
@@ -252,11 +260,6 @@ class FinishingProcess:
                 (self._folder / name).unlink(missing_ok=True)
         with Suppressed(OSError):
             self._folder.rmdir()
-
-
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("INSTRUMENT")}
-    return kept | _ENVIRONMENT
 
 
 _running: weakref.WeakSet[FinishingProcess] = weakref.WeakSet()

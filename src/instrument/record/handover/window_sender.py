@@ -6,7 +6,7 @@ import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -350,7 +350,7 @@ class WindowSender:
         if process is None:
             try:
                 process = self._process = FinishingProcess(
-                    self._manifest.folder, self._handle_answer, self._handle_exit
+                    self._manifest.folder, self._handle_answer, self._handle_exit, self._storage.upload
                 )
             except Exception as error:  # no memory, files, threads or interpreter
                 if is_interrupt(error):
@@ -360,7 +360,7 @@ class WindowSender:
             begun = {
                 "folder": str(self._manifest.folder),
                 "run": self._manifest.run,
-                "storage": asdict(self._storage),
+                "storage": asdict(replace(self._storage, upload=None)),
                 "state": self._state,
             }
             process.send({"kind": "start", "job": 0, **begun})
