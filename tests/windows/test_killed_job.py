@@ -93,6 +93,34 @@ def test_a_job_that_is_killed_in_a_window(tmp_path: Path, step: int) -> None:
     assert [] == list(out.glob(".*.open.json"))
 
 
+def test_a_window_that_is_not_finished_when_another_process_begins(tmp_path: Path) -> None:
+    """The jobs of a killed process stay until they are done, though others record into the folder."""
+    out = tmp_path / "out"
+    killing = f"""
+        import os, signal, sys, torch, instrument
+        sys.path.append({str(programs.ROOT)!r})
+        from tests.support.finishing import finishing_pid
+
+        with instrument.profile("out", schedule="0,5") as prof:
+            for step in range(4):
+                torch.ones(3).sum()
+                prof.step()
+                if step == 0:
+                    os.kill(finishing_pid(), signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = programs.python(programs.program(killing, tmp_path))
+    with warm.started(command, programs.environment({"INSTRUMENT_SUMMARY": "0"}), cwd=tmp_path) as job:
+        assert -signal.SIGKILL == job.wait().returncode
+    (stopped,) = [number for number, line in processes(job.pid).items() if line[0] != "/bin/sh"]
+    run(out)
+    assert 1 == len(list(out.glob(".*.jobs")))
+    os.kill(stopped, signal.SIGCONT)
+    eventually(lambda: not processes(job.pid))
+    assert [(1, "recorded")] * 2 == statuses(manifest(out))[:1] + statuses(manifest(out))[-1:]
+    assert [] == list(out.glob(".*.jobs"))
+
+
 def test_two_finishing_processes_after_a_kill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each window that was open is written once, also if the process of another rank takes one meanwhile."""
     with subprocess.Popen([sys.executable, "-c", "pass"]) as exited:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import threading
@@ -22,7 +21,7 @@ from ..base import process_id
 from ..base.files import LineFile, part_file, remove_stale_parts, sync
 from ..base.run_folder import DIAGNOSIS, NAME, killed, relative_path
 from ..record.exporters.raw_trace import compress, launches_graphs, trace_counts
-from ..record.handover.finishing_process import ANSWERS, FOLDER_NAME, JOBS, UPLOAD
+from ..record.handover.finishing_process import ANSWERS, JOBS, UPLOAD, is_left
 from ..record.handover.manifest import add_snapshot, append, describe_files, uncompressed_entry, with_reason
 from ..record.handover.storage import Storage
 from ..record.planning.command_files import remove_stale_commands
@@ -277,8 +276,7 @@ class FinishingJobs:
         for written in (folder, *folder.glob("window-*")):
             remove_stale_parts(written)
         for left in folder.glob(".*.jobs"):
-            name = re.fullmatch(FOLDER_NAME, left.name)
-            if name is not None and process_id.has_exited(name):
+            if is_left(left):
                 shutil.rmtree(left, ignore_errors=True)
         return {}
 

@@ -1,9 +1,10 @@
 """`FinishingProcess`: in the training process, starts `finish.main` as a program and talks to it through files.
 
-A hidden folder in the folder of the run, ``.WRITER.jobs`` with the name of the training process, has three files:
+A hidden folder in the folder of the run, ``.WRITER.jobs`` with the name of the training process, has four files:
 
 - ``jobs``: the training process appends a line for each job, without waiting for anything;
 - ``answers``: the program appends a line for each job that is done, and for uploads;
+- ``program``: the number and the start of the shell that waits for the program;
 - ``exit_code``: the shell that started the program writes it when the program has ended.
 
 Each side looks for new lines several times a second: the training process on a thread, or in `end` where no
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +47,7 @@ from ...base.interrupts import Suppressed, is_interrupt
 
 FEATURE = "finishing a window"
 FOLDER_NAME = rf"\.{process_id.WRITER}\.jobs"
-JOBS, ANSWERS, EXIT_CODE = "jobs", "answers", "exit_code"
+JOBS, ANSWERS, PROGRAM, EXIT_CODE = "jobs", "answers", "program", "exit_code"
 UPLOAD = "INSTRUMENT_UPLOAD"
 _CODE = """\
 import sys
@@ -113,6 +115,7 @@ class FinishingProcess:
                 file.create()
             self._group, self._shell = self._start()
             self._shell_start = process_id.start_time(self._shell)
+            (self._folder / PROGRAM).write_text(f"{self._shell} {self._shell_start or ''}", "ascii")
             self._set_nice(_NICER_BY)
             self._thread = self._start_thread()
         except BaseException:
@@ -255,11 +258,23 @@ class FinishingProcess:
         return f"was ended by signal {code - 128}"
 
     def _remove_folder(self) -> None:
-        for name in (JOBS, ANSWERS, EXIT_CODE):
+        for name in (JOBS, ANSWERS, PROGRAM, EXIT_CODE):
             with Suppressed(OSError):
                 (self._folder / name).unlink(missing_ok=True)
         with Suppressed(OSError):
             self._folder.rmdir()
+
+
+def is_left(folder: Path) -> bool:
+    """Return whether a folder of jobs is that of a process of this machine that has exited, as has its program."""
+    name = re.fullmatch(FOLDER_NAME, folder.name)
+    if name is None or not process_id.has_exited(name):
+        return False
+    try:
+        number, _, start = (folder / PROGRAM).read_text("ascii").partition(" ")
+        return process_id.start_time(int(number)) != start
+    except (OSError, ValueError):  # the process exited before it sent a job
+        return True
 
 
 _running: weakref.WeakSet[FinishingProcess] = weakref.WeakSet()
