@@ -100,3 +100,9 @@ def test_reading_needs_no_torch(tmp_path: Path) -> None:
         [python, "-c", READING], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200
     )
     assert 0 == done.returncode, done.stderr
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    command = [python, "-m", "instrument", "syncs", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    said = "instrument: this needs torch, which is not installed here: pip install torch\n"
+    assert (1, said) == (done.returncode, done.stderr)

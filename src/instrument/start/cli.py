@@ -213,6 +213,9 @@ def command(
     """Record the steps of a program, summarize and diagnose traces, and find lines that wait for the GPU."""
 
 
+_MAY_BE_ABSENT = ("torch", "nvtx", "numpy", "msgspec", "rich", "jinja2", "wrapt")
+
+
 def main() -> None:
     """Run the command line."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -225,6 +228,11 @@ def main() -> None:
                 sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
+    except ModuleNotFoundError as error:  # reading works where torch is absent, recording does not
+        if error.name not in _MAY_BE_ABSENT:
+            raise
+        print_message(f"this needs {error.name}, which is not installed here: pip install {error.name}")
+        sys.exit(1)
     except OSError as error:
         if error.filename is not None:  # not of a stream
             raise
