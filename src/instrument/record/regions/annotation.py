@@ -96,10 +96,19 @@ class Annotation:
             frame = _caller(frame)
             code = frame.f_code
         # Latched here: `_finish` closes these ranges even if other emitters listen by then.
-        if code.co_flags & _SUSPENDED:  # may resume on another thread
-            thread, token = 0, dispatch.start(named) if dispatch.recording else dispatch.NO_TOKEN
-        else:
-            thread, token = get_ident(), dispatch.enter(named) if dispatch.recording else dispatch.NO_TOKEN
+        thread = 0 if code.co_flags & _SUSPENDED else get_ident()  # 0: may resume on another thread
+        token: dispatch.Token = dispatch.NO_TOKEN
+        if dispatch.recording:
+            emitter = dispatch.current
+            try:
+                if not thread:
+                    token = dispatch.start(named)
+                elif named.is_backward:
+                    token = dispatch.enter(named)
+                else:  # `dispatch.enter`, without the call
+                    token = emitter.pop, emitter.push(named)
+            except Exception as error:
+                token = dispatch.drop_failed(emitter, error)
         place, entered = id(frame), self._open
         entered[place] = token, thread, entered.get(place)
 
@@ -137,7 +146,7 @@ class Annotation:
 
     def __exit__(self, kind: object = None, error: object = None, traceback: object = None, /) -> None:
         try:
-            if not dispatch.tracing() and self._open:
+            if self._open and not dispatch.tracing():
                 self._finish(sys._getframe(1))
         except Exception as failure:
             guard.failed(FEATURE, failure)
