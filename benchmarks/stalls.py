@@ -1,4 +1,4 @@
-"""How long the end of a window holds the loop, beside torch's own ways to write a trace.
+"""How long the end of a window blocks the loop, beside torch's own ways to write a trace.
 
 python benchmarks/stalls.py [EVENTS] [ROUNDS]
 

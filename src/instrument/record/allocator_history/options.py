@@ -49,12 +49,12 @@ def memory_history(
 
     Args:
         stacks: "python" for the stacks of Python, or "all" for those of C++ too. Their description takes a hundred
-            times as long, and holds the loop: 461 s instead of 4 in a training job.
+            times as long, and blocks the loop: 461 s instead of 4 in a training job.
         entries: how many events of each GPU are kept, the newest ones. An allocation and its free are three.
         size: the largest size of a snapshot, as `instrument.keep` takes sizes; the oldest events are left out of
             a larger one.
         every: the least time between two snapshots of a run, such as "10m"; "1s" for one in each window. None is
-            100 times what the last one held the loop for, so that they take at most 1 % of the time.
+            100 times what the last one blocked the loop for, so that they take at most 1 % of the time.
 
     Raises:
         TypeError, ValueError: a value is not accepted.

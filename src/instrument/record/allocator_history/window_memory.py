@@ -226,7 +226,7 @@ class WindowMemory:
         ``status`` is "recorded", "failed", "not recorded" or, before the line is written, "writing". ``reason``
         says why, or what was left out; null if nothing was. ``file`` is relative to the folder of the run, and
         ``bytes`` its size; ``entries`` is the number of events, and ``regions`` that of begins and ends of regions
-        in it; ``stacks`` as in `memory_history`. ``stall_s`` is how long the recording held the loop, a part of
+        in it; ``stacks`` as in `memory_history`. ``stall_s`` is how long the recording blocked the loop, a part of
         ``cost``, and ``write_s`` how long the file took on a thread. ``out_of_memory`` is the allocation at whose
         failure the snapshot was taken, as `AllocationFailure`; else null.
         """
@@ -258,8 +258,8 @@ class WindowMemory:
 def too_early(options: MemoryHistory, last: WindowMemory | None) -> str | None:
     """Return why a window that nobody requested records no history, in words; None if it does.
 
-    A snapshot holds the loop, so there is one at the earliest after `MemoryHistory.every`, or after 100 times what
-    the last one held the loop for.
+    A snapshot blocks the loop, so there is one at the earliest after `MemoryHistory.every`, or after 100 times what
+    the last one blocked the loop for.
     """
     if last is None or last.stopped_at is None:
         return None

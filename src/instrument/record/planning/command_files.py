@@ -1,4 +1,4 @@
-"""`CommandFiles`: lets `instrument trigger` open windows in this process; and the other end, which it uses.
+"""`CommandFiles`: receives the commands of `instrument trigger` in this process; `ask` is the sending side.
 
 Two files in the folder of the run, which only the user of the process can read and write: the command is appended
 to one, and the answer to the other.

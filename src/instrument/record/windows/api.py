@@ -118,7 +118,7 @@ def profile(
         memory: "snapshot", or the result of `instrument.memory_history`: write torch's history of the GPU's memory
             in a window, with its regions, beside its trace, as ``rank0.TIME.memory.pickle``, also when an
             allocation fails in the window; `instrument.read_memory` reads it. The first window has one, later
-            ones as often as the cost allows. It holds the loop for seconds at the end of the window.
+            ones as often as the cost allows. It blocks the loop for seconds at the end of the window.
         exporter: "auto", "torch_profiler", "nsight_systems", "nsight_compute", "rocprof", "vtune", "none" (for
             ``memory`` alone), or an object with the methods of an exporter. "auto" means the vendor's tool that
             the process runs under, else torch.profiler.

@@ -201,7 +201,7 @@ class Recording:
 
 
 class WindowCost:
-    """Measures the time in which the profiler of a window holds the loop, and the memory of the process.
+    """Measures the time in which the profiler of a window blocks the loop, and the memory of the process.
 
     The first measurement of memory is made with the object.
     """
