@@ -258,8 +258,8 @@ class WindowMemory:
 def too_early(options: MemoryHistory, last: WindowMemory | None) -> str | None:
     """Return why a window that nobody requested records no history, in words; None if it does.
 
-    A snapshot blocks the loop, so there is one at the earliest after `MemoryHistory.every`, or after 100 times what
-    the last one blocked the loop for.
+    A snapshot blocks the loop, so there is one at the earliest after `MemoryHistory.every`, or after 100 times as
+    long as the last one blocked it.
     """
     if last is None or last.stopped_at is None:
         return None
