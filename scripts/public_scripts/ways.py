@@ -75,7 +75,7 @@ def _manifest(folder: Path) -> list[dict[str, Any]]:
 def _regions(folder: Path) -> set[str]:
     """Return the names of the regions in all traces below `folder`, read without `instrument`."""
     names = set()
-    for path in folder.glob("window-*/*.json*"):
+    for path in folder.glob("window-*/*.trace.json*"):
         data = path.read_bytes()
         events = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
         names |= {event["name"] for event in events if event.get("cat") == "user_annotation"}

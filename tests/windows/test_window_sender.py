@@ -25,7 +25,7 @@ from instrument.base.files import LineFile
 from instrument.base.guard import guard
 from instrument.record.handover import window_sender as module
 from instrument.record.handover.finishing_process import FEATURE, FinishingProcess
-from instrument.record.windows import recording
+from instrument.record.windows import timing
 
 from ..support import programs, warm
 from ..support.finishing import eventually, finishing_pid, processes
@@ -399,7 +399,7 @@ def test_a_sudden_end_of_training(tmp_path: Path) -> None:
 
 def test_no_work_beside_the_steps_that_are_compared(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window is finished only after the steps behind it are timed, and those beside that work are not timed."""
-    monkeypatch.setattr(recording, "_MIN_TOTAL_NS", 10**11)  # the search for the process makes a step long
+    monkeypatch.setattr(timing, "_MIN_TOTAL_NS", 10**11)  # the search for the process makes a step long
     with instrument.profile(out, schedule="2,40") as prof:
         for _ in range(3):
             record_window(prof)
