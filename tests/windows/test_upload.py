@@ -309,8 +309,11 @@ def test_arguments_that_are_not_accepted(error: type[Exception], arguments: dict
     assert message in str(caught.value)
 
 
-def test_no_password_in_the_folder_of_the_run(out: Path, tmp_path: Path, orders: Path, lenient: None) -> None:
+def test_no_password_in_the_folder_of_the_run(
+    out: Path, tmp_path: Path, orders: Path, lenient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No file of the run has the password of the URL, not even while windows are finished."""
+    monkeypatch.chdir(tmp_path)  # the user and the password are a folder for this file system
     (orders / "hang").touch()
     url = f"flaky://user:s3cretpw@{tmp_path / 'remote'}"
     with instrument.profile(out, schedule=instrument.schedule("1"), upload=url) as prof:
