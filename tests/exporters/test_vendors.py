@@ -173,8 +173,8 @@ def without_tools(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_exporter_is_chosen_by_the_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` chooses by the environment variables of the tools; by name, each exporter is available anywhere."""
     monkeypatch.setitem(sys.modules, "ittapi", SimpleNamespace())
-    monkeypatch.setattr("instrument.record.exporters.exporter.RoctxEmitter", SimpleNamespace)
-    monkeypatch.setattr("instrument.record.exporters.exporter.load_roctx", lambda: None)
+    monkeypatch.setattr("instrument.record.exporters.vendor_tools.RoctxEmitter", SimpleNamespace)
+    monkeypatch.setattr("instrument.record.exporters.vendor_tools.load_roctx", lambda: None)
     assert {"torch_profiler", "none", *VARIABLES} == set(EXPORTERS)
     assert "torch_profiler" == choose("auto", {}).name
     for name, variable in VARIABLES.items():

@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import instrument
-from instrument.record.exporters.exporter import NsightSystemsCapture, RocprofCapture
 from instrument.record.exporters.torch_profiler import TorchProfilerExporter
+from instrument.record.exporters.vendor_tools import NsightSystemsCapture, RocprofCapture
 
 from ..windows.training import recorded
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from instrument.record.planning import requests
-from instrument.record.planning.requests import Agreement, WindowRequest
+from instrument.record.planning import agreement
+from instrument.record.planning.agreement import Agreement
+from instrument.record.planning.requests import WindowRequest
 
 from ..support import programs, warm
 from ..support.finishing import eventually
@@ -146,8 +147,8 @@ class LossyStore:
 def store(monkeypatch: pytest.MonkeyPatch) -> LossyStore:
     """The store of agreements, which ask it often."""
     made = LossyStore()
-    monkeypatch.setattr(requests, "POLL_S", 0.01)
-    monkeypatch.setattr(requests, "job_store", lambda prefix: made)
+    monkeypatch.setattr(agreement, "POLL_S", 0.01)
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: made)
     return made
 
 
@@ -171,7 +172,7 @@ def test_a_lost_entry_of_one_kind_costs_the_other_no_patience(store: LossyStore)
     made = Agreement(store, lambda _: None, lambda: 1, lambda: 1)
     for kind in ("ask", "decision"):
         store.add(f"{kind}/count", 1)  # announced, and not written yet
-    for _ in range(requests._PATIENCE):
+    for _ in range(agreement._PATIENCE):
         assert [] == made._new("decision") == made._new("ask")
     store.set("decision/1", '{"reason": "late", "active": 1, "warmup": 0, "first": 9, "ranks": null}')
     assert ["late"] == [each.reason for each in made._new("decision")]
@@ -179,8 +180,8 @@ def test_a_lost_entry_of_one_kind_costs_the_other_no_patience(store: LossyStore)
 
 def test_a_jump_of_the_step_number_is_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """After the jump to a checkpoint's step, a window is agreed a few steps ahead of it."""
-    monkeypatch.setattr(requests, "POLL_S", 0.01)
-    monkeypatch.setattr(requests, "job_store", lambda prefix: torch.distributed.HashStore())
+    monkeypatch.setattr(agreement, "POLL_S", 0.01)
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: torch.distributed.HashStore())
     step, done = 10, 0
     decided: list[WindowRequest] = []
     made = Agreement.begin(decided.append, lambda: step, lambda: done)

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 import instrument
-from instrument.finish.file_keeping import StoredWindows, files_on_disk
+from instrument.finish.file_keeping import StoredWindows
 from instrument.finish.other_ranks import gather_times
+from instrument.finish.stored_windows import files_on_disk
 from instrument.read.jobs.ranks import read_ranks
 from instrument.read.jobs.read import read_trace
 

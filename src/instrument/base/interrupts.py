@@ -102,7 +102,7 @@ _POINTER = 8 if sys.maxsize > 1 << 32 else 4
 
 
 def c_library() -> Any:
-    """Return the C library from `ctypes.CDLL`; None if it lacks ``sigaction``, or Python lacks ctypes."""
+    """Return the C library from `ctypes.CDLL`; None without ctypes or ``sigaction``."""
     try:
         import ctypes
 

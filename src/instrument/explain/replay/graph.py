@@ -82,7 +82,7 @@ def loop_steps(trace: Trace) -> LoopSteps:
 
 
 def has_cpu(trace: Trace) -> bool:
-    """Return whether a trace has events on a thread; without them, there is no graph."""
+    """Return whether a trace has events on a CPU thread; a graph can only be built from these."""
     return bool(trace.steps) or loop_thread(trace) >= 0
 
 

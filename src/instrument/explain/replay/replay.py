@@ -229,7 +229,7 @@ class Replayer:
 
     @property
     def has_cpu(self) -> bool:
-        """Whether the trace has events on a thread; without them, there is no graph."""
+        """Whether the trace has events on a CPU thread; a graph can only be built from these."""
         return has_cpu(self.trace)
 
     @cached_property

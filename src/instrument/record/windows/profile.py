@@ -23,8 +23,9 @@ from ...base.live_objects import IdentitySet
 from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
+from ..planning.agreement import NOTICE_S, Agreement
 from ..planning.ranks import chosen_ranks, rank, world_size
-from ..planning.requests import NOTICE_S, Agreement, RequestedWindows, WindowRequest
+from ..planning.requests import RequestedWindows, WindowRequest
 from ..planning.schedule import Schedule
 from ..planning.triggers import SlowStepWindows, Triggers
 from ..regions.annotation import annotate
@@ -451,7 +452,7 @@ def models_in(modules: nn.Module | Iterable[nn.Module] | None) -> list[nn.Module
     """
     if modules is None:
         return []
-    kind = getattr(sys.modules.get("torch.nn"), "Module", ())  # without torch there is no module
+    kind = getattr(sys.modules.get("torch.nn"), "Module", ())  # before torch is imported, nothing can be one
     several = not isinstance(modules, kind) and isinstance(modules, Iterable) and not isinstance(modules, str)
     models = list(modules) if several else [modules]  # type: ignore[arg-type]
     if not all(isinstance(model, kind) for model in models):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any
 
 from rich import box
@@ -114,9 +113,15 @@ def _cut_distinctly(names: list[str], width: int, dots: str) -> list[str]:
     shown = dict[str, str]()
     for cut, several in alike.items():
         for name in several:
-            same = [len(commonprefix([name, other])) for other in several - {name}]  # noqa: RUF071
+            same = [_common_prefix(name, other) for other in several - {name}]
             shown[name] = _cut_at(name, max(same), width, dots) if same else cut
     return [shown[name] for name in names]
+
+
+def _common_prefix(one: str, other: str) -> int:
+    """Return the length of the common prefix."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _cut(name: str, width: int, dots: str) -> str:
