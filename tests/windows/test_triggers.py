@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import instrument
 from instrument.base import process_id
 from instrument.base.files import LineFile
-from instrument.record.planning import command_files, requests
+from instrument.record.planning import agreement, command_files
 from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest
 from instrument.record.planning.triggers import periods, times_of_day, touches
@@ -244,7 +244,7 @@ def test_what_a_rank_of_a_job_will_do(
     said: str,
 ) -> None:
     """The ranks agree on a step first, whether this rank records or not."""
-    monkeypatch.setattr(requests, "job_store", lambda prefix: torch.distributed.HashStore())
+    monkeypatch.setattr(agreement, "job_store", lambda prefix: torch.distributed.HashStore())
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with instrument.profile(out, triggers="command", ranks=ranks):
