@@ -14,6 +14,8 @@ import pytest
 
 from .support.programs import ROOT, environment
 
+pytestmark = pytest.mark.process
+
 DATA = ROOT / "tests" / "data"
 READERS = ("numpy", "msgspec", "rich", "typer", "jinja2")
 RECORDERS = ("torch", "nvtx")

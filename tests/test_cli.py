@@ -65,6 +65,7 @@ def test_collectives() -> None:
     )
 
 
+@pytest.mark.process
 def test_standard_input() -> None:
     """A trace can be read from a pipe, also compressed."""
     piped = json.loads(command("summarize", "--json", "-", input=gzip.compress(GPU_TRACE.read_bytes())).stdout)
@@ -72,6 +73,7 @@ def test_standard_input() -> None:
     assert command("summarize", "-", input=b"").stderr == b"instrument: cannot read -: it is empty\n"
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize(
     "arguments",

@@ -361,6 +361,7 @@ def train(count: int, around: Callable[[int], Any], after: Callable[[], None] = 
     return found
 
 
+@pytest.mark.corpus
 @pytest.mark.usefixtures("lenient")
 @pytest.mark.parametrize(("kind", "seed"), [(TimeLimit, 1), (TimeLimit, 3), (TimeoutError, 4)])
 def test_alarms_at_any_moment_of_a_recording(

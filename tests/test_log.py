@@ -18,6 +18,8 @@ from instrument.base.config import Settings
 from .support import programs, warm
 from .windows.training import Recorder, manifest, run
 
+pytestmark = pytest.mark.process
+
 PROGRAM = """
 import instrument
 with instrument.profile("out", schedule="1-2,9") as prof:

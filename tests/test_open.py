@@ -29,6 +29,8 @@ from tests.support.browser import OpenPage
 from tests.support.programs import environment, shell_script
 from tests.support.shared_traces import shared
 
+pytestmark = pytest.mark.process
+
 DATA = Path(__file__).parent / "data"
 GPU_TRACE = DATA / "gpu_two_steps.json"
 # The command, but a page that is away for a second, not for five, has closed.

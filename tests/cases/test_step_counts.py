@@ -11,6 +11,8 @@ from instrument import read_trace
 from instrument.syncs.dryrun.run import dry_run_file
 from tests.bootstrap.programs import RUN, entries_in, run_warm, write
 
+pytestmark = pytest.mark.corpus
+
 START = """
 import copy, torch
 device = "cuda" if torch.cuda.is_available() else "cpu"

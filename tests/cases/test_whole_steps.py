@@ -11,7 +11,7 @@ import torch
 from instrument.explain.waits.report import SyncReport
 from instrument.syncs.dryrun.run import dry_run_file
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")
+pytestmark = [pytest.mark.corpus, pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one")]
 
 HEAD = """\
 import sys

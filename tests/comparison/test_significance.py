@@ -30,6 +30,7 @@ def is_change(before: Array, after: Array) -> bool:
     return found is not None and found <= ALPHA
 
 
+@pytest.mark.corpus
 def test_false_alarms_in_recorded_loops() -> None:
     """Random halves of loops that were recorded on a CPU differ significantly in at most 5 % of 200 draws."""
     random, names, alarms = np.random.default_rng(7), sorted(LOOPS), 0
@@ -53,6 +54,7 @@ def test_a_small_change_is_found() -> None:
     assert found >= 0.95 * 200
 
 
+@pytest.mark.corpus
 @pytest.mark.parametrize(("steps", "variation"), [(10, 0.015), (6, 0.05), (30, 0.03)])
 def test_the_detectable_change(steps: int, variation: float) -> None:
     """A change equal to the detectable one is found in 70 to 90 % of cases."""

@@ -18,6 +18,7 @@ from instrument import dry_run
 from .reports import both, gpu
 
 pytestmark = [
+    pytest.mark.corpus,
     pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
     pytest.mark.filterwarnings("ignore::UserWarning"),  # copies of tensors by torch.tensor, sparse tensors
 ]

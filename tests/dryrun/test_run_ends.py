@@ -151,6 +151,7 @@ def interrupted(at: int) -> int:
     return tracing.lines
 
 
+@pytest.mark.corpus
 @pytest.mark.usefixtures("unchanged")
 @pytest.mark.skipif(sys.platform == "win32", reason="os.kill ends the process there")
 def test_interrupted_anywhere() -> None:

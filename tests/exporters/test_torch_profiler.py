@@ -167,6 +167,7 @@ print("torch._inductor" in sys.modules, patched)
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("imports", "variables", "found"),
     [

@@ -154,7 +154,7 @@ print("ENV", json.dumps(dict(os.environ)))
 print("pid", subprocess.Popen(["sleep", "97"], stdin=-3, stdout=-3, stderr=-3).pid)
 """
     line = launching("nsys", tmp_path, [sys.executable, "-c", code], windows=0)
-    done = run(line, environment({"MINE": "a b 'c'"}))
+    done = recorded(lambda: run(line, environment({"MINE": "a b 'c'"})))
     left = int(re.search(r"pid (\d+)", done.stdout)[1])  # type: ignore[index]
     assert b"sleep\x0097\x00" == Path(f"/proc/{left}/cmdline").read_bytes()
     subprocess.run(["kill", str(left)], check=True)
@@ -198,7 +198,7 @@ def test_signals_that_end_the_program(script: Path, number: int, code: int) -> N
 def test_a_window_that_never_opened(tmp_path: Path) -> None:
     """Nsys silently writes no report: the likely reason is printed, and the program's exit code returned."""
     line = launching("nsys", tmp_path, [sys.executable, "-c", "print(1); raise SystemExit(6)"])
-    done = run(line, environment(), check=False)
+    done = recorded(lambda: run(line, environment(), check=False))
     assert 6 == done.returncode
     assert "wrote no report: the program ended with exit code 6 before a window opened" in done.stderr
 

@@ -210,6 +210,7 @@ os._exit(0)  # gloo sometimes aborts at exit: "terminate called without an activ
 """
 
 
+@pytest.mark.process
 def test_two_ranks(tmp_path: Path) -> None:
     """In a job of two ranks each trace has the collectives of its own step, once."""
     from tests.conftest import annotations
@@ -295,6 +296,7 @@ def named(x: torch.Tensor) -> torch.Tensor:
         return x.to(torch.float64) + 1
 
 
+@pytest.mark.process
 def test_scripted_in_a_window(tmp_path: Path) -> None:
     """TorchScript compiles the patched context managers from their own source."""
     script = tmp_path / "program.py"
@@ -311,6 +313,7 @@ with instrument.annotate_step(), profile():
     native.run([sys.executable, "-W", "ignore", script], environment())
 
 
+@pytest.mark.process
 def test_no_patches_at_exit(tmp_path: Path) -> None:
     """Nothing is patched any more when the interpreter exits."""
     script = tmp_path / "program.py"

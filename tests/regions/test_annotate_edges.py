@@ -134,6 +134,7 @@ assert not {"torch", "nvtx", "wrapt"} & set(sys.modules), sys.modules
     child(code, INSTRUMENT="0")
 
 
+@pytest.mark.process
 def test_torch_imported_later() -> None:
     """Functions decorated before torch is imported are recorded, and are traced by torch.compile."""
     code = """
@@ -152,6 +153,7 @@ assert torch.compile(early, fullgraph=True, backend="eager")(torch.ones(2)).toli
     child(code)
 
 
+@pytest.mark.process
 def test_first_annotation_under_a_profiler() -> None:
     """The first annotation of a process is recorded if a torch profiler is running."""
     code = """

@@ -53,6 +53,7 @@ def overlapping(events: list[Event]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.corpus
 @pytest.mark.parametrize("seed", range(30))
 def test_random_traces(seed: int, tmp_path: Path) -> None:
     """Metrics and findings of a slim trace are those of its trace, and a slim trace of it is the same file."""

@@ -16,6 +16,8 @@ from tests.support.programs import environment
 
 from .reports import script
 
+pytestmark = pytest.mark.process
+
 TRAIN = """\
 import sys
 

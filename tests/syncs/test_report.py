@@ -438,6 +438,7 @@ print(instrument.dry_run(step))
 """
 
 
+@pytest.mark.process
 def test_program_modules_named_like_libraries(tmp_path: Path) -> None:
     """A report prints although the program has modules named like the command line's libraries."""
     path = script(tmp_path, "train.py", SHADOWED)

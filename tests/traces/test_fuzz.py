@@ -24,6 +24,8 @@ from instrument.read.tables.trace import Trace
 
 from ..support.kineto_text import STYLES, Event, dumps, events, ordinary, since_1970, written
 
+pytestmark = pytest.mark.corpus
+
 JUNK = [
     b'{"ph":"X"', b'},{"ph":', b'{"ph":"X","name":"', b'"}]}', b"]", b"[", b"}", b'"', b"\\", b"\0" * 40, b"\xff",
     b"\x01", b"null", b"nan", b"N/A", b"C:\\Users", b"1e400", b"9" * 30, b"9" * 5000, b'"\\ud800"', b"[[" * 3000,

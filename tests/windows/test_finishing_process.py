@@ -21,7 +21,7 @@ from ..support import programs, warm
 from ..support.finishing import eventually, finishing_pid, processes
 from .training import manifest, statuses, train
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
 
 def run(code: str, folder: Path, **options: Any) -> str:

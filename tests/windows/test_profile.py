@@ -130,6 +130,7 @@ CYCLES = [
 ]  # fmt: skip
 
 
+@pytest.mark.corpus
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, about no warm-up
 @pytest.mark.parametrize("cycle", CYCLES)
 @pytest.mark.parametrize(("rounds", "each"), [(3, 2), (2, 3), (3, 1)])
@@ -546,6 +547,7 @@ def list_names(folder: str) -> list[str]:
     return [path.name for path in Path(folder).iterdir()]
 
 
+@pytest.mark.process
 def test_many_windows_leak_nothing(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After 200 windows no thread, open file or temporary file is left, and memory is about flat."""
 

@@ -23,7 +23,10 @@ from instrument.record.handover import manifest as manifests
 
 from .training import Recorder, manifest, statuses, train
 
-pytestmark = pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no such signals")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(not hasattr(signal, "alarm"), reason="this system has no such signals"),
+]
 SIGNALS = (signal.SIGUSR1, signal.SIGALRM)
 
 

@@ -20,6 +20,8 @@ from instrument.show.sections.diagnosis import overview_section
 from ..support import programs, warm
 from .training import manifest, traces, train
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def slow_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Callable[[int], None]]:

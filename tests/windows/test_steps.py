@@ -523,6 +523,7 @@ def test_cycles_are_recorded_once_by_default(out: Path) -> None:
     assert [(1, "recorded"), (2, "recorded"), (3, "not reached")] == statuses(manifest(out / "ever"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("leave", ["next(loop)", "prof.start(); prof.step()"])
 def test_a_window_that_is_open_at_exit(tmp_path: Path, leave: str) -> None:
     """A program that ends without `stop` still saves its open window and its line."""

@@ -31,6 +31,8 @@ from ..support import programs, warm
 from ..support.finishing import eventually
 from .training import manifest, train
 
+pytestmark = pytest.mark.process
+
 LIMIT_S = 20
 
 

@@ -24,6 +24,8 @@ from ..support.finishing import eventually, finishing_pid
 from .test_retention import write_window
 from .training import content, expected, manifest, run, traces, train
 
+pytestmark = pytest.mark.process
+
 fsspec = pytest.importorskip("fsspec")
 FLAKY = Path(__file__).parents[1] / "support" / "flaky_filesystem"
 

@@ -31,7 +31,7 @@ from ..support import programs, warm
 from ..support.finishing import eventually, finishing_pid, processes
 from .training import manifest, recorded, statuses, traces, train
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 KILLED = "not compressed: the process that finishes windows was ended by SIGKILL"
 
 
