@@ -96,7 +96,7 @@ ACTS = {
     "sort upward": (click("#kernels th:first-child button"), "kernels.sort=Kernel"),
     "filter": (fill("#kernels input", "kernel_1"), "kernels.filter=kernel_1"),
     "all rows": (click("#kernels .data > button"), "kernels.all=1"),
-    "table behind a picture": (click("#overview summary"), "overview.open=1"),
+    "table behind a picture": (click("text=What the GPU does in the step, as a table"), "overview.open=1"),
     "evidence": (click("article summary"), "finding-1.open=1"),
     "closed lanes": (click(".timeline-group summary"), "lanes-1.open=0"),
     "finding": (click("text=Show in the timeline"), "mark=finding-1"),
@@ -137,7 +137,7 @@ def test_usual_state_is_not_in_the_address(path: Path, open_page: OpenPage) -> N
     for name in ("cpu", "gpu"):
         page.locator(f"#flame [data-value={name}]").click()
     for _ in range(2):
-        page.locator("#overview summary").click()
+        page.get_by_text("What the GPU does in the step, as a table").click()
         page.keyboard.press("t")
         page.locator("circle.dot").first.click()
     for words in ("mm", ""):
@@ -151,11 +151,11 @@ def test_back_and_forward(path: Path, open_page: OpenPage) -> None:
     page = opened(open_page, path).page
     kernels, usual = page.locator("#kernels tbody tr"), page.evaluate(MARKED)
     page.evaluate("location.hash = 'kernels.filter=kernel_7&overview.open=1&mark=finding-1&theme=dark'")
-    page.wait_for_function("document.querySelector('#overview details').open")
+    page.wait_for_function("[...document.querySelectorAll('#overview details')].at(-1).open")
     assert kernels.count() == 1 and page.locator("#kernels input").input_value() == "kernel_7"
     assert page.evaluate(MARKED).startswith("Marked: ")
     page.go_back()
-    page.wait_for_function("!document.querySelector('#overview details').open")
+    page.wait_for_function("![...document.querySelectorAll('#overview details')].at(-1).open")
     assert kernels.count() > 1 and page.evaluate(MARKED) == usual
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 

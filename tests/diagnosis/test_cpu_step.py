@@ -93,7 +93,7 @@ def test_the_bar_and_the_tables(tmp_path: Path) -> None:
     bar = overview_section(found)
     assert bar is not None
     assert {"compute": 880_000, "input": 100_000, "overhead": 20_000} == {
-        part["name"]: part["ns"] for part in bar["parts"]
+        part["name"]: part["ns"] for part in bar["bars"][0]["parts"]
     }
     headings = [column["title"] for section in table_sections(found) for column in section["columns"]]
     assert "Self CPU time" in headings

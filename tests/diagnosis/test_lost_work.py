@@ -72,7 +72,7 @@ def test_lost_kernels() -> None:
     ahead = MadeLoop()
     for at in range(2500, 2900, 10):
         ahead.call("cudaLaunchKernel", at, at + 1)
-    assert (diagnose(ahead.trace()).findings, diagnose(ahead.trace()).bound) == ((), "compute")
+    assert (diagnose(ahead.trace()).findings, diagnose(ahead.trace()).parts["compute"]) == ((), 999_000)
 
 
 def test_lost_kernels_of_graphs() -> None:

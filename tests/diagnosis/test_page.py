@@ -59,7 +59,7 @@ def test_parts_fill_the_bar(tmp_path: Path, open_page: OpenPage) -> None:
     """The bar is as wide as the page, each part as its share of the step."""
     diagnosis = waiting_loop()
     opened = open_page(diagnosis.to_html(tmp_path / "page.html"))
-    bar = opened.page.locator(".bar")
+    bar = opened.page.locator(".bar").last
     opened.page.wait_for_selector("[data-ready]")
     whole = bar.bounding_box()["width"]
     shown = [each.bounding_box()["width"] / whole for each in bar.locator("div").all()]
@@ -149,7 +149,7 @@ def test_notebook(tmp_path: Path, open_page: OpenPage) -> None:
 def test_notebook_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """A notebook shows Markdown instead of a page that cannot be made."""
     monkeypatch.setattr(instrument.base.config.settings, "strict", False)
-    assert replace(waiting_loop(), parts=None)._repr_html_() is None
+    assert replace(waiting_loop(), findings=None)._repr_html_() is None
 
 
 def test_zoom_after_a_finding(tmp_path: Path, open_page: OpenPage) -> None:

@@ -24,9 +24,12 @@ LOGGED = {"compile-time", "generated-kernels", "damaged-trace", "selected-steps"
 
 
 def test_a_healthy_loop_has_no_findings() -> None:
-    """A loop whose GPU is busy has no findings, and says what bounds it."""
+    """A loop whose CPU and GPU are busy has no findings, and nothing in it bounds it alone."""
     diagnosis = diagnose(MadeLoop().trace())
-    assert (diagnosis.findings, diagnosis.failed, diagnosis.bound) == ((), {}, "compute")
+    assert (diagnosis.findings, diagnosis.failed, diagnosis.bound) == ((), {}, None)
+    assert diagnosis.verdict.endswith(
+        "the CPU and the GPU are both busy, and no class of work wins anything alone."
+    )
 
 
 def test_every_rule_is_tested() -> None:

@@ -42,14 +42,14 @@ def test_a_verdict_without_gpu_work(tmp_path: Path) -> None:
 
 
 def test_a_verdict_without_a_bound(tmp_path: Path) -> None:
-    """Where no part of the step is long enough, the verdict says it as well."""
+    """Where no class of work bounds the step, the verdict says it as well."""
     loop = MadeLoop(busy=False)
     for step in range(3):
         loop.work("unknown", 1000 * step, 1000 * step + 1, 1000 * (step + 1))
     (path,) = write_run(tmp_path, loop, line(1, [0, 2], 250_000))
     found = instrument.diagnose(path)
     assert found.bound is None
-    assert found.verdict.endswith("limits it is unknown. Recording made a step 4.00 times as long.")
+    assert found.verdict.endswith("wins anything alone. Recording made a step 4.00 times as long.")
     assert "Recording made a step 4.00 times as long." in " ".join(run(path).stdout.split())
 
 

@@ -174,6 +174,7 @@ def diagnosis_of(
         bound=verdict.bound,
         parts=verdict.parts,
         coverage=verdict.coverage,
+        waits=verdict.waits,
         findings=findings,
         rank=facts.trace.rank,
         has_steps=bool(facts.trace.steps),

@@ -23,6 +23,7 @@ from ..metrics.memory_use import CATEGORIES, MemoryUse, megabytes
 from ..metrics.metrics import Metrics
 from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.replay import Replayer
+from ..replay.step_waits import STEP_WAITS, StepWaits
 from ..replay.what_if import Speed, WhatIf, Words, what_if
 from ..rules.rule import RULES
 from ..rules.trace_facts import TraceFacts
@@ -45,9 +46,12 @@ class Diagnosis(Page):
     Attributes:
         path: the file.
         verdict: what bounds the steps, in one sentence.
-        bound: "overhead", "compute", "memory", "communication", "input", "synchronization", or None if that is not
-            known (`coverage` says why).
-        parts: the parts of a step in ns, which add up to it; see `instrument.explain.diagnosis.verdict.PARTS`.
+        bound: "overhead", "compute", "memory", "communication", "copies", "input", "synchronization", "latency",
+            or None if nothing bounds the steps alone, or that is not known (`coverage` says why).
+        waits: what a step waits for, and what it wins without each; None where no replay says so. See
+            `instrument.explain.replay.step_waits.StepWaits`.
+        parts: what the GPU does in a step in ns, which add up to it; see
+            `instrument.explain.diagnosis.verdict.PARTS`.
         coverage: the evidence that the verdict is based on, or what prevents a bound.
         findings: the findings, those with the most time to win first.
         rank: the rank of the trace; None if it does not say.
@@ -111,6 +115,7 @@ class Diagnosis(Page):
     facts: TraceFacts | None = field(default=None, compare=False)
     snapshot: MemorySnapshot | None = field(default=None, compare=False)
     stretch_range: tuple[float, float] | None = None
+    waits: StepWaits | None = None
 
     @property
     def replayer(self) -> Replayer | None:
@@ -135,7 +140,7 @@ class Diagnosis(Page):
     @property
     def coverage_text(self) -> str:
         """The evidence for the verdict, or what prevents a bound, as a sentence."""
-        return f"{'Based on' if self.bound else 'Why no bound'}: {self.coverage}."
+        return f"{'Based on' if self.bound or self.waits else 'Why no bound'}: {self.coverage}."
 
     @property
     def source_texts(self) -> list[str]:
@@ -350,7 +355,8 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     ``path``, ``verdict``, ``bound`` (or null), ``coverage`` (what the verdict rests on, or why it abstains),
     ``rank`` (or null), ``has_steps``, ``steps`` (1 without steps: the window counts as one), ``step_ns``,
     ``stretch`` and ``stretch_range`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
-    and ``definition``),
+    and ``definition``), ``waits`` (null where no replay says what a step waits for; else each class of its
+    critical path with ``ns`` per step, ``definition``, and ``win_ns``: what a step wins without it, or null),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
     ``definition``), ``memory_snapshot`` (null, or what `instrument.read.memory.snapshot.as_dict` returns of the
@@ -391,6 +397,11 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         "parts": {
             name: {"ns": ns, "definition": definition_of_part(name, diagnosis.has_gpu)}
             for name, ns in diagnosis.parts.items()
+        },
+        "waits": diagnosis.waits
+        and {
+            name: {"ns": ns, "win_ns": diagnosis.waits.wins.get(name), "definition": STEP_WAITS[name]}
+            for name, ns in diagnosis.waits.parts.items()
         },
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()

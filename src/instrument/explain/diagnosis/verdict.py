@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -20,11 +20,12 @@ from ..metrics.operator_work import tile_of
 from ..metrics.roofline import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
 from ..metrics.tables import one_of
+from ..replay.step_waits import StepWaits, step_waits
 from ..rules.trace_facts import TraceFacts
 from .chosen_trace import FORMAT
 from .longest import outermost_regions
 
-Bound = Literal["overhead", "compute", "memory", "communication", "input", "synchronization"]
+Bound = Literal["overhead", "compute", "memory", "communication", "copies", "input", "synchronization", "latency"]
 
 PARTS = {
     "compute": "kernels that compute, and memsets",
@@ -45,6 +46,16 @@ _OVERHEAD = {
     "allocation": "idles while the driver allocates or frees memory",
     "module_loading": "idles while the driver loads the code of kernels",
 }
+_ON_CPU = {
+    "launch_overhead": "the CPU to launch work",
+    "compilation": "torch.compile to compile",
+    "garbage_collection": "Python to collect garbage",
+    "allocation": "the driver to allocate or free memory",
+    "module_loading": "the driver to load the code of kernels",
+    "initialization": "a driver call of over 100 ms, as when the driver starts",
+    "other": "the CPU, which does something other than launching work",
+    "unknown": "the CPU, which does something other than launching work",
+}
 _OTHER = ("initialization", "other", "unknown")
 PART_OF_CAUSE = {
     "input": "input",
@@ -63,6 +74,15 @@ _CLOSE = 0.05  # of the step: a second part this close to the first is named as 
 _UNEVEN, _LISTED_GPUS = 0.2, 8  # of the window; the GPUs of a process that are named
 _COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
 
+_WAITS: dict[Bound, str] = {
+    "input": "the next batch",
+    "synchronization": "work that the CPU does late because it waited for the GPU",
+    "communication": "communication",
+    "compute": "kernels limited by arithmetic",
+    "memory": "kernels limited by memory bandwidth",
+    "copies": "copies",
+    "latency": "the delays before GPU work",
+}
 _SENTENCES: dict[Bound, str] = {
     "input": "idles while the loop waits for the next batch",
     "synchronization": "idles after calls that make the CPU wait for it",
@@ -77,17 +97,22 @@ class Verdict:
     """What bounds a step.
 
     Attributes:
-        bound: the part with the largest share of the time, where compute is split by what limits the kernels;
-            None if it has no third of the time, if latency or other is larger, or if the evidence is missing.
+        bound: the class without which a step is shortest in a replay, where compute is split by what limits the
+            kernels. Of classes that win the same within 5 % of a step, it is the one with most time on the path;
+            None if no class wins 5 %. Where the replay abstains or there are no steps, it is the part with the
+            largest share of the time; None if that has no third of the time, if latency or other is larger, or if
+            the evidence is missing.
         text: the verdict in one sentence.
         parts: the time of each of `PARTS` per step in ns; they add up to the step.
-        coverage: why it abstains, or on what share of the GPU time the split into compute and memory rests.
+        coverage: why it abstains, or on what it rests.
+        waits: what a step waits for; None where the verdict is by how busy the GPU is.
     """
 
     bound: Bound | None
     text: str
     parts: Mapping[str, int]
     coverage: str
+    waits: StepWaits | None = None
 
 
 def verdict_of(facts: TraceFacts) -> Verdict:
@@ -97,6 +122,60 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     if facts.unknown_gpu:
         return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
+    if facts.trace.steps and not facts.replayer.abstained:
+        return _of_replay(facts, {name: facts.per_step(ns) for name, ns in parts.items()})
+    return _of_busy_gpu(facts, parts)
+
+
+def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
+    """Return the verdict by what the steps wait for, and what they win without it."""
+    waits, step_ns = step_waits(facts.replayer), max(facts.step_ns, 1)
+    most = max(waits.wins.values(), default=0)
+    tied = [name for name, ns in waits.wins.items() if ns >= most - _CLOSE * step_ns]
+    named = sorted(tied, key=lambda name: -waits.parts[name])[:2]
+    if most < _CLOSE * step_ns:
+        return _of_balance(facts, waits, parts)
+    memory, evidence = _memory_share(facts)
+    names: dict[str, Bound | None] = {name: cast(Bound, name) for name in waits.wins}
+    names["compute"] = None if memory is None else "memory" if memory > 1 / 2 else "compute"
+    said = [
+        f"{100 * waits.parts[name] / step_ns:.0f} % {'is waiting ' * (name is named[0])}for "
+        f"{_waited_for(facts, names[name])} ({100 * waits.wins[name] / step_ns:.0f} % shorter without)"
+        for name in named
+    ]
+    bound, coverage = names[named[0]], _evidence_of_replay(facts)
+    if "compute" in named:
+        coverage += f"; compute or memory: {evidence}"
+    text = f"Bound by {bound or 'kernels'}: of {_what(facts)}, {', '.join(said)}." + _uneven_gpus(facts)
+    return Verdict(bound, text, parts, coverage, waits)
+
+
+def _of_balance(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -> Verdict:
+    """Return the verdict where no class of work alone wins 5 % of a step."""
+    name, most = max(waits.wins.items(), key=lambda item: item[1])
+    share = 100 * most / max(facts.step_ns, 1)
+    wins = f"wins more than {share:.1f} % alone ({name})" if share >= 0.05 else "wins anything alone"
+    text = f"No single bound: in {_what(facts)}, the CPU and the GPU are both busy, and no class of work {wins}."
+    return Verdict(None, text + _uneven_gpus(facts), parts, _evidence_of_replay(facts), waits)
+
+
+def _evidence_of_replay(facts: TraceFacts) -> str:
+    error = 100 * float(np.median(facts.replayer.errors))
+    return f"replays of the steps without each class of work; without a change, the replay is {error:.1f} % off"
+
+
+def _waited_for(facts: TraceFacts, bound: Bound | None) -> str:
+    if bound is None:
+        return "kernels; it is unknown whether arithmetic or memory limits them"
+    if bound != "overhead":
+        return _WAITS[bound]
+    cause = max(_ON_CPU, key=facts.idle.total)
+    rare = cause == "launch_overhead" and facts.idle.total(cause) and facts.idle.long_gaps(cause) is not None
+    return _ON_CPU["other" if rare else cause]
+
+
+def _of_busy_gpu(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
+    """Return the verdict by how busy the GPU is."""
     memory, coverage = _memory_share(facts)
     busy = parts["compute"]
     named: tuple[Bound, ...] = ("input", "synchronization", "overhead", "communication")
@@ -187,8 +266,7 @@ def _sentence(
     parts: Mapping[str, int],
 ) -> str:
     window, busy, copies = max(facts.window_ns, 1), parts["compute"], parts["copies"]
-    on = f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
-    what, said = _what(facts) + on, _SENTENCES | {"overhead": _of_overhead(facts)}
+    what, said = _what(facts), _SENTENCES | {"overhead": _of_overhead(facts)}
     if copies > classes.get("memory", 0) / 2:
         said["memory"] = "copies data while nothing computes"
     if bound is None and "compute" not in classes and busy > (1 - _LEAST) * window:
@@ -196,12 +274,13 @@ def _sentence(
         return f"For {share:.0f} % of {what}, the GPU computes; whether arithmetic or memory limits it is unknown."
     if bound is None:
         idle_ns = window - facts.busy_ns
-        text = f"No clear bound: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
+        text = f"No clear bound, by how busy the GPU is: of {what}, the GPU idles {100 * idle_ns / window:.0f} %"
         for cause, ns in [*facts.idle.totals().items()][:1]:
             text += f" (mostly while {CAUSES[cause]})" if ns > max(idle_ns / 2, _LEAST * window) else ""
         return f"{text} and computes {100 * busy / window:.0f} %."
     second = order[1]
-    text = f"Bound by {bound}: for {100 * classes[bound] / window:.0f} % of {what}, the GPU {said[bound]}"
+    share = 100 * classes[bound] / window
+    text = f"Bound by {bound}, by how busy the GPU is: for {share:.0f} % of {what}, the GPU {said[bound]}"
     if classes[bound] - classes[second] < _CLOSE * window:
         text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
     return text + "."
@@ -227,6 +306,7 @@ def _of_overhead(facts: TraceFacts) -> str:
 
 def _what(facts: TraceFacts) -> str:
     on = f" on {len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else ""
+    on += f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
     if not facts.trace.steps:
         return f"the {duration(facts.window_ns)}{' of GPU work' * bool(facts.gpus)} recorded{on}"
     if facts.steps == 1:

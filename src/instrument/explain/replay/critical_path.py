@@ -115,18 +115,22 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     """Return the critical path of the steps with a change; None for the steps as they were recorded."""
     graph = replayer.graph
     replayed = replay_changed(graph, change) if change else replayer.unchanged
+    chain, total, end = longest_chain(graph, replayed)
+    parts = (part for edge in chain for part in _parts(graph, replayed, replayer.communication, edge))
+    segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
+    segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
+    slack = _slack(graph, replayed, end)
+    return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
+
+
+def longest_chain(graph: Graph, replayed: Replay) -> tuple[list[int], int, int]:
+    """Return the edges that determine when the last step ends, in order; how long the steps take; and that end.
+
+    The chain may begin before the first step: its edges then take longer than the steps.
+    """
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
-    parts = (
-        part
-        for edge in _binding_edges(replayed, last, start)
-        for part in _parts(graph, replayed, replayer.communication, edge)
-    )
-    segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
-    total = int(times[last]) - start
-    segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
-    slack = _slack(graph, replayed, int(times[last]))
-    return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
+    return _binding_edges(replayed, last, start), int(times[last]) - start, int(times[last])
 
 
 def _last_node(graph: Graph, times_ns: Array) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
+from ..metrics.idle import input_ranges
 from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph, graph_of, has_cpu
 
 _LONG_AGO = -(2**62)
@@ -84,15 +85,22 @@ class Change:
             all of it also needs no launch.
         asynchronous: the synchronizations that no longer wait, as numbers in `Graph.waits`.
         overlapped: a mask of the GPU work that other work no longer waits for; None for no work.
+        work_saved: the part of its work that the CPU saves outside of ranges that wait for a batch. It still waits
+            for the GPU.
+        delays_saved: the part that is saved of the delays before GPU work: after its launch, after the work before
+            it, and after an event.
     """
 
     cpu: Mapping[int, Intervals] = field(default_factory=dict)
     saved: Array | None = None
     asynchronous: frozenset[int] = frozenset()
     overlapped: Array | None = None
+    work_saved: float = 0.0
+    delays_saved: float = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self.cpu or self.asynchronous) or self.saved is not None or self.overlapped is not None
+        parts = self.cpu, self.asynchronous, self.work_saved, self.delays_saved
+        return any(parts) or self.saved is not None or self.overlapped is not None
 
     @property
     def slows(self) -> bool:
@@ -104,10 +112,16 @@ class Change:
         threads = self.cpu.keys() | other.cpu.keys()
         return Change(
             {number: union(self.cpu.get(number, _NEVER), other.cpu.get(number, _NEVER)) for number in threads},
-            _both(self.saved, other.saved, lambda one, two: 1 - (1 - one) * (1 - two)),
+            _both(self.saved, other.saved, _saved_by_both),
             self.asynchronous | other.asynchronous,
             _both(self.overlapped, other.overlapped, np.logical_or),
+            _saved_by_both(self.work_saved, other.work_saved),
+            _saved_by_both(self.delays_saved, other.delays_saved),
         )
+
+
+def _saved_by_both(one: Any, two: Any) -> Any:
+    return 1 - (1 - one) * (1 - two)
 
 
 def _both(one: Array | None, other: Array | None, joined: Callable[[Array, Array], Array]) -> Array | None:
@@ -140,6 +154,11 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     kept[returns & (graph.edges.kind == RETURNED)] = False
     if change.saved is not None and len(change.saved):
         _shorten_work(graph, change.saved, weight, kept)
+    if change.work_saved:
+        _save_work_of_the_cpu(graph, change.work_saved, weight)
+    if change.delays_saved:
+        delayed = np.isin(graph.edges.kind, (LAUNCHED, STREAM, EVENT)) & (graph.edges.delay_ns > 0)
+        weight[delayed] -= (graph.edges.delay_ns[delayed] * change.delays_saved).astype(np.int64)
     if change.overlapped is not None and len(change.overlapped):
         _overlap_work(graph, change.overlapped, source, kept)
     columns = graph.edges._replace(source=source)
@@ -170,6 +189,19 @@ def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array,
     inside = returns[covered_ns(times, at - 1, at) > 0]
     weight[inside] = 0
     kept[inside[edges.kind[inside] == RETURNED]] = False
+
+
+def _save_work_of_the_cpu(graph: Graph, part: float, weight: Array) -> None:
+    """Let the CPU save a part of its work, but not of what waits for a batch or was removed before."""
+    edges = graph.edges
+    works = np.flatnonzero((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF))
+    kept = np.zeros(len(works), np.int64)
+    for table in input_ranges(graph.trace):
+        for thread, rows in group_rows(table.thread):
+            own = np.flatnonzero(graph.thread[edges.target[works]] == thread)
+            times = merge_overlaps(table.start_ns[rows], table.end_ns[rows])
+            kept[own] += covered_ns(times, edges.since_ns[works[own]], edges.until_ns[works[own]])
+    weight[works] -= (np.maximum(weight[works] - kept, 0) * part).astype(np.int64)
 
 
 def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> None:

@@ -98,7 +98,7 @@ def summary_section(title: str, figures: Sequence[tuple[str, str]], notes: Itera
         "id": "summary",
         "type": "overview",
         "title": title,
-        "parts": [],
+        "bars": [],
         "figures": list(figures),
         "notes": [shown_lines(text) for text in notes],
     }

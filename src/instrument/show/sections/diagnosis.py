@@ -17,6 +17,7 @@ from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
 from ...explain.metrics.roofline import HEAVY, RooflineRow
+from ...explain.replay.step_waits import STEP_WAITS
 from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
@@ -25,7 +26,7 @@ from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
 from ...read.tables.table import MEMCPY, Array, Table
 from ..page.document import document, table_section
-from ..text.diagnosis import evidence_texts, value_of
+from ..text.diagnosis import bars, evidence_texts, value_of
 from .memory import sections_of
 
 _CLASSES = {
@@ -43,7 +44,7 @@ BUSY_WORDS = {"compute": "compute", "communication": "exposed communication", "c
 
 
 def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """Return the parts of a step (busy time of the GPU by class, idle time by cause) and the figures.
+    """Return what a step waits for, what the GPU does (busy time by class, idle time by cause), and the figures.
 
     None for a memory snapshot, which has no times, if there is nothing else to say of it.
     """
@@ -57,24 +58,37 @@ def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
         "title": "Where the step goes" if diagnosis.has_steps else "Where the time goes",
         "step_ns": diagnosis.step_ns,
         "each": diagnosis.each_step,
-        "parts": _parts(diagnosis),
+        "bars": list(_bars(diagnosis)),
         "figures": list(_figures(diagnosis)),
         "notes": notes,
     }
 
 
-def _parts(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+def _bars(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
+    for title, parts in bars(diagnosis):
+        waits = diagnosis.waits is not None and parts is diagnosis.waits.parts
+        rows = _waits(parts, diagnosis) if waits else _parts(diagnosis)
+        keys = ("name", "class", "ns", "definition")
+        shown = [dict(zip(keys, row, strict=True)) for row in rows if row[2]]
+        yield {"id": "waits" if waits else "overview", "title": title, "parts": shown}
+
+
+def _waits(parts: Mapping[str, int], diagnosis: Diagnosis) -> Iterator[tuple[str, str, int, str]]:
+    wins = diagnosis.waits.wins if diagnosis.waits else {}
+    for name, ns in parts.items():
+        won = f" Without it, a step is {duration(wins[name])} shorter." if name in wins else ""
+        yield name, name, ns, f"{STEP_WAITS[name][0].upper()}{STEP_WAITS[name][1:]}.{won}"
+
+
+def _parts(diagnosis: Diagnosis) -> list[tuple[str, str, int, str]]:
     if not diagnosis.has_gpu:
-        parts = [(name, name, ns, definition_of_part(name, gpu=False)) for name, ns in diagnosis.parts.items()]
-    else:
-        parts = [(words, name, diagnosis.parts.get(name, 0), PARTS[name]) for name, words in BUSY_WORDS.items()]
-        parts += [
-            (f"idle: {name}", _CLASSES.get(cause, "other"), ns, _CAUSES[name])
-            for cause, ns in diagnosis.idle_by_cause.items()
-            for name in [cause.replace("_", " ")]
-        ]
-    keys = ("name", "class", "ns", "definition")
-    return [dict(zip(keys, part, strict=True)) for part in parts if part[2]] if diagnosis.parts else []
+        return [(name, name, ns, definition_of_part(name, gpu=False)) for name, ns in diagnosis.parts.items()]
+    parts = [(words, name, diagnosis.parts.get(name, 0), PARTS[name]) for name, words in BUSY_WORDS.items()]
+    return parts + [
+        (f"idle: {name}", _CLASSES.get(cause, "other"), ns, _CAUSES[name])
+        for cause, ns in diagnosis.idle_by_cause.items()
+        for name in [cause.replace("_", " ")]
+    ]
 
 
 def _figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:

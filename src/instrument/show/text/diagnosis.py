@@ -22,6 +22,15 @@ def evidence_texts(diagnosis: Diagnosis) -> list[str]:
     return [*[diagnosis.coverage_text] * bool(diagnosis.parts), *diagnosis.source_texts]
 
 
+def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Yield what the step waits for and what the GPU does, where known: a title, and the time of each part."""
+    whole = "step" if diagnosis.has_steps else "window"
+    if diagnosis.waits is not None:
+        yield "What the step waits for", diagnosis.waits.parts
+    if diagnosis.parts:
+        yield f"What the {'GPU' if diagnosis.has_gpu else 'loop'} does in the {whole}", diagnosis.parts
+
+
 def to_markdown(diagnosis: Diagnosis) -> str:
     """Return what the terminal shows, with all evidence, as Markdown."""
     rules = counted(len(diagnosis.abstained), "rule")
@@ -33,11 +42,11 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     yield _escaped(diagnosis.opened_text)
     yield f"**{_escaped(diagnosis.verdict)}**"
-    shares = [
-        (name, duration(ns), f"{100 * ns / diagnosis.step_ns:.1f} %") for name, ns in diagnosis.parts.items() if ns
-    ]
-    if diagnosis.parts:
-        yield _table([f"part of the {'step' if diagnosis.has_steps else 'window'}", "time", "share"], shares)
+    for title, parts in bars(diagnosis):
+        shares = [
+            (name, duration(ns), f"{100 * ns / diagnosis.step_ns:.1f} %") for name, ns in parts.items() if ns
+        ]
+        yield _table([title, "time", "share"], shares)
     yield from map(_escaped, (*evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text))
     worth = diagnosis.worth()
     for number, finding in enumerate(worth, 1):
@@ -115,9 +124,10 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
     """Yield the diagnosis, wrapped to this width."""
     yield from wrapped(diagnosis.opened_text, width)
     yield from wrapped(diagnosis.verdict, width, "bold")
-    if diagnosis.parts:
-        yield _bar(diagnosis.parts, width)
-        yield from _legend(diagnosis, width)
+    for title, parts in bars(diagnosis):
+        yield from wrapped(f"{title}:", width, "dim")
+        yield _bar(parts, width)
+        yield from _legend(parts, diagnosis.step_ns, width)
     for text in evidence_texts(diagnosis):
         yield from wrapped(text, width, "dim")
     for text in (diagnosis.mfu_text, diagnosis.memory_text):
@@ -151,11 +161,10 @@ def _bar(parts: Mapping[str, int], width: int) -> Line:
     return tuple((_LETTERS[name][0] * each, _LETTERS[name][1]) for name, each in zip(parts, cells, strict=True))
 
 
-def _legend(diagnosis: Diagnosis, width: int) -> Iterator[Line]:
-    parts = sorted(diagnosis.parts.items(), key=lambda item: -item[1])
+def _legend(parts: Mapping[str, int], step_ns: float, width: int) -> Iterator[Line]:
     shown = [
-        f"{_LETTERS[name][0]} {name} {duration(ns)} ({100 * ns / diagnosis.step_ns:.1f} %)"
-        for name, ns in parts
+        f"{_LETTERS[name][0]} {name} {duration(ns)} ({100 * ns / step_ns:.1f} %)"
+        for name, ns in sorted(parts.items(), key=lambda item: -item[1])
         if ns
     ]
     return wrapped("  ".join(shown), width, kept=_INSIDE)

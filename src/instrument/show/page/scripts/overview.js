@@ -1,24 +1,25 @@
-// The step as one bar by class, with its figures and the evidence of the verdict.
+// What the step waits for and what the GPU does as bars by class, with figures and the evidence of the verdict.
 
 const OVERVIEW_PALE = ["input", "overhead", "latency", "other"]; // classes whose color is pale in both themes
 
 registerView("overview", (section, element) => {
   const figures = section.figures.map(([label, value]) => h("div", {}, h("dt", {}, label), h("dd", {}, value)));
-  if (section.parts.length) element.append(...overviewBar(section));
+  for (const { id, title, parts } of section.bars) element.append(...overviewBar(id, title, parts, section));
   element.append(h("dl", { class: "figures" }, figures));
   element.append(...section.notes.map((note) => h("p", { class: "muted" }, note)));
 });
 
-function overviewBar({ id, parts, step_ns: whole, each }) {
+function overviewBar(id, title, parts, { step_ns: whole, each }) {
   const label = ({ name, ns }) => `${name} ${format.ns(ns)} (${format.percent(ns / whole)})`;
-  const words = `The time ${each}: ${parts.map(label).join(", ")}`;
+  const words = `${title}, ${each}: ${parts.map(label).join(", ")}`;
   const columns = { Part: "text", [`Time ${each}`]: "ns", Share: "percent", "What it is": "text" };
   const rows = parts.map(({ name, ns, definition }) => [name, ns, ns / whole, definition]);
-  const table = { id, caption: `The time ${each}, by part`, columns: tableColumns(columns), rows };
+  const table = { id, caption: `${title}, ${each}`, columns: tableColumns(columns), rows };
   return [
+    h("p", { class: "muted" }, title),
     h("div", { class: "bar", role: "img", "aria-label": words }, parts.map((part) => overviewPart(part, whole))),
     legend(parts.map((part) => [`var(--${part.class})`, label(part)])),
-    tableBehind("The parts as a table", table),
+    tableBehind(`${title}, as a table`, table),
   ];
 }
 

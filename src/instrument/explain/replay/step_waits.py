@@ -1,0 +1,122 @@
+"""What a step waits for: the classes of its critical path, and how much shorter it is without each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ...read.tables.intervals import covered_ns, merge_overlaps
+from ...read.tables.lanes import group_rows
+from ...read.tables.table import MEMCPY, Array
+from ..metrics.idle import input_ranges
+from .critical_path import longest_chain
+from .graph import ANCHORED, CALLED, RETURNED
+from .replay import Change, Replayer, mean_ns, without_events
+
+STEP_WAITS = {
+    "compute": "kernels that compute, and memsets",
+    "communication": "kernels that communicate",
+    "copies": "memcpys",
+    "input": "the loop waits for its next batch",
+    "synchronization": "returns of calls that waited for the GPU, and what the CPU did late because of them",
+    "overhead": "work of the CPU, such as launches",
+    "latency": "from a launch to the start of its work, and between pieces of GPU work",
+    "other": "work that was launched before the recording",
+}
+"""The parts of the critical path, which add up to the step."""
+
+_NEARLY_ALL = 1 - 1e-9  # of the duration: work that saves all of it would need no launch either
+
+
+class StepWaits(NamedTuple):
+    """What a step waits for.
+
+    Attributes:
+        parts: the time of each of `STEP_WAITS` on the critical path, per step in ns.
+        wins: how much shorter a step is in a replay in which a class costs nothing, in ns.
+    """
+
+    parts: Mapping[str, int]
+    wins: Mapping[str, int]
+
+
+def step_waits(replayer: Replayer) -> StepWaits:
+    """Return what the steps of a trace wait for; its replayer must not abstain."""
+    step_ns = mean_ns(replayer.recorded_ns)
+    wins = {name: step_ns - replayer.step_ns(change) for name, change in removals(replayer).items() if change}
+    return StepWaits(_parts(replayer, step_ns), dict(sorted(wins.items(), key=lambda item: -item[1])))
+
+
+def removals(replayer: Replayer) -> dict[str, Change]:
+    """Return for each class but "other" the change in which it costs nothing."""
+    gpu, communicates = replayer.trace.gpu, replayer.communication
+    copies = gpu.category == MEMCPY
+    return {
+        "compute": _of_work(~communicates & ~copies),
+        "communication": _of_work(communicates),
+        "copies": _of_work(copies & ~communicates),
+        "input": without_events(*input_ranges(replayer.trace)),
+        "synchronization": Change(asynchronous=frozenset(range(len(replayer.graph.waits)))),
+        "overhead": Change(work_saved=1.0),
+        "latency": Change(delays_saved=1.0),
+    }
+
+
+def _of_work(rows: Array) -> Change:
+    return Change(saved=rows * _NEARLY_ALL) if rows.any() else Change()
+
+
+def _parts(replayer: Replayer, step_ns: int) -> dict[str, int]:
+    """Return the time of each class on the critical path, in the shares of the replay.
+
+    Work of the CPU after it waited for the GPU is attributed to that wait, up to the time that it was blocked: for
+    so long, it could have run ahead. What waits for a batch is input all the same.
+    """
+    graph, replayed = replayer.graph, replayer.unchanged
+    chain, total, _ = longest_chain(graph, replayed)
+    edges = np.array(chain, np.int64)
+    target, kind, took = graph.edges.target[edges], graph.edges.kind[edges], replayed.weight_ns[edges]
+    took = took.copy()
+    surplus = int(took.sum()) - total  # before the first step
+    took -= np.diff(np.minimum(np.maximum(np.cumsum(np.maximum(took, 0)), 0), surplus), prepend=0)
+    row = graph.work[target]
+    delay = np.where(row >= 0, np.clip(graph.edges.delay_ns[edges], 0, np.maximum(took, 0)), 0)
+    batches = _batches_ns(replayer, edges)
+    columns = (column.tolist() for column in (kind, target, row, took, delay, np.minimum(batches, took)))
+    blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
+    classes, parts, lead = _classes(replayer), dict.fromkeys(STEP_WAITS, 0), 0
+    for on, node, work, ns, late, waited in zip(*columns, strict=True):
+        if work >= 0:
+            parts["other" if on == ANCHORED else "latency"] += late
+            parts[classes[work]] += ns - late
+        elif on in (CALLED, RETURNED):
+            lead += blocked.get(node, 0)
+            parts["synchronization"] += ns
+        else:
+            held = min(lead, ns - waited)
+            lead -= held
+            parts["input"] += waited
+            parts["synchronization"] += held
+            parts["overhead"] += ns - waited - held
+    return {name: round(max(ns, 0) * step_ns / max(total, 1)) for name, ns in parts.items()}
+
+
+def _classes(replayer: Replayer) -> list[str]:
+    """Return the class of each row of `Trace.gpu`."""
+    names = np.where(replayer.trace.gpu.category == MEMCPY, "copies", "compute")
+    named: list[str] = np.where(replayer.communication, "communication", names).tolist()
+    return named
+
+
+def _batches_ns(replayer: Replayer, edges: Array) -> Array:
+    """Return for how long the CPU waits for a batch in each of these edges."""
+    graph, waited = replayer.graph, np.zeros(len(edges), np.int64)
+    thread = graph.thread[graph.edges.target[edges]]
+    for table in input_ranges(replayer.trace):
+        for number, rows in group_rows(table.thread):
+            own = edges[thread == number]
+            times = merge_overlaps(table.start_ns[rows], table.end_ns[rows])
+            waited[thread == number] += covered_ns(times, graph.edges.since_ns[own], graph.edges.until_ns[own])
+    return waited

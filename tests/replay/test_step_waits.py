@@ -1,0 +1,144 @@
+"""What a step waits for: the bound is what a program is shortest without, and the parts hold what is won."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.replay.replay import Replayer, mean_ns
+from instrument.explain.replay.step_waits import StepWaits, removals, step_waits
+from tests.support.shared_traces import shared
+
+from .machine import Costs, Machine
+
+US = 1_000
+Action = tuple[str, int]
+LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)"
+durations = st.integers(1, 400).map(lambda us: us * US)
+actions = st.lists(
+    st.tuples(st.sampled_from(["work", "launch", "launch", "reduce", "sync", "batch"]), durations),
+    min_size=1,
+    max_size=20,
+)
+
+
+def record(program: list[Action], without: str = "") -> Machine:
+    """Run three steps of a program in which one class of work costs nothing."""
+    instant = {"compute": "compute", "communication": "nccl"}.get(without, "-")
+    costs = Costs(call=0) if without == "overhead" else Costs()
+    machine = Machine(costs, faster=lambda name: 1e12 if name.startswith(instant) else 1)
+    machine.launch(10 * US, 7)
+    machine.synchronize()
+    for _ in range(3):
+        with machine.step():
+            for action, ns in program:
+                if action == "work":
+                    machine.work(0 if without == "overhead" else ns)
+                elif action == "launch":
+                    machine.launch(ns)
+                elif action == "reduce":
+                    machine.launch(ns, name=NCCL)
+                elif action == "batch":
+                    with machine.region(LOADER):
+                        machine.work(0 if without == "input" else ns)
+                elif without != "synchronization":
+                    machine.synchronize()
+            machine.work(0 if without == "overhead" else 30 * US)
+    return machine
+
+
+def waits_of(program: list[Action]) -> tuple[StepWaits, float]:
+    replayer = Replayer(record(program).trace())
+    assert replayer.abstained is None
+    return step_waits(replayer), mean_ns(replayer.recorded_ns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions, st.sampled_from(["compute", "communication", "input", "synchronization", "overhead"]))
+def test_a_program_without_a_class(program: list[Action], name: str) -> None:
+    """What a step wins in the replay is what the program wins when it runs without that class."""
+    waits, step_ns = waits_of(program)
+    lengths = record(program, without=name).lengths
+    won = step_ns - sum(lengths) / len(lengths)
+    calls = sum(action == "sync" for action, _ in program) * Costs().returned if name == "synchronization" else 0
+    assert waits.wins.get(name, 0) == pytest.approx(won, abs=calls + 0.1 * US)
+
+
+@settings(max_examples=60, deadline=None)
+@given(actions)
+def test_the_parts_hold_what_is_won(program: list[Action]) -> None:
+    """The parts add up to the step, and a class wins no more than its own.
+
+    A wait for the GPU also delays what follows it: the CPU's work, the wait for a batch, and the next launch.
+    """
+    waits, step_ns = waits_of(program)
+    check_parts(waits, step_ns)
+
+
+def check_parts(waits: StepWaits, step_ns: float) -> None:
+    parts = dict(waits.parts)
+    assert sum(parts.values()) == pytest.approx(step_ns, abs=len(parts))
+    late = parts["synchronization"]
+    parts["synchronization"] += parts["overhead"] + parts["input"] + parts["latency"]
+    parts["overhead"] += late
+    for name, won in waits.wins.items():
+        assert -1 <= won <= parts[name] + 0.01 * step_ns, name
+
+
+@settings(max_examples=30, deadline=None)
+@given(actions)
+def test_the_bound_wins_most(program: list[Action]) -> None:
+    """What bounds a step is what it is shortest without, or as short within 5 %; nothing if all win less."""
+    assume(any(action in ("launch", "reduce") for action, _ in program))
+    found = diagnose(record(program).trace())
+    assert found.waits is not None
+    most = max(found.waits.wins.values())
+    if found.bound is None and most >= 0.05 * found.step_ns:
+        assert found.verdict.startswith("Bound by kernels")
+    elif found.bound is None:
+        assert found.verdict.startswith("No single bound")
+    else:
+        won = found.waits.wins["compute" if found.bound == "memory" else found.bound]
+        assert won >= most - 0.05 * found.step_ns
+
+
+WITH_STEPS = [
+    "deepseek_train_h800.json.gz", "hta_nccl_data.json.gz", "hta_ns_resolution.json.gz",
+    "hta_tracediff_control.json.gz", "kineto_tb_resnet50_nw0_v100.json.gz", "pairs/hta_test_v100.json.gz",
+    "pairs/resnet50_workers4_a.json.gz", "tl_h100_bert_small.json.gz", "tl_h100_owlv2.json.gz",
+    "tl_h100_qwen05b.json.gz", "tl_mi300_bert_small.json.gz", "tl_mi300_resnet_actckpt.json.gz",
+    *(f"param_dlrm_8rank_r{rank}.json.gz" for rank in range(8)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_real_traces(name: str) -> None:
+    """The laws hold on real traces, where `whatif` and the diagnosis also have one length of a step."""
+    path: Path = shared(name)
+    found = diagnose(path)
+    assert found.waits is not None
+    assert found.replayer is not None
+    check_parts(found.waits, found.step_ns)
+    assert found.what_if().before_ns == pytest.approx(found.step_ns, abs=1)
+    assert {*found.waits.wins} <= {*removals(found.replayer)}
+    ties = {
+        each
+        for each, ns in found.waits.wins.items()
+        if ns >= max(found.waits.wins.values()) - 0.05 * found.step_ns
+    }
+    assert found.bound is None or ("compute" if found.bound == "memory" else found.bound) in ties
+
+
+def test_a_loader_is_named_before_busy_kernels() -> None:
+    """Kernels busy for most of a step bound nothing while the loop waits for its batches, as in a real ResNet."""
+    found = diagnose(shared("kineto_tb_resnet50_nw0_v100.json.gz"))
+    assert found.parts["compute"] > 0.5 * found.step_ns
+    assert found.bound == "overhead"
+    assert "for the next batch (33 % shorter without)" in found.verdict
+    balanced = diagnose(shared("tl_h100_qwen05b.json.gz"))
+    assert (balanced.bound, balanced.parts["compute"] > 0.9 * balanced.step_ns) == (None, True)
