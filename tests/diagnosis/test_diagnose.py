@@ -235,7 +235,7 @@ def test_every_number_of_the_json_is_defined() -> None:
 def test_markdown() -> None:
     """The Markdown has the verdict, a table of parts, and each finding with its fix as a diff."""
     text = instrument.diagnose(idle_loop().trace()).to_markdown()
-    assert text.startswith("**Bound by input: of 3 steps of 1.00 ms each, 50 % is waiting for its next batch (")
+    assert text.startswith("**Bound by input: of 3 steps of 1.00 ms each, 50 % is waiting for the next batch (")
     assert "| input | 500 us | 50.0 % |" in text
     assert "### 1. The loop waits 500 us per step" in text
     assert "```diff\n- DataLoader(" in text

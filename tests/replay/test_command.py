@@ -77,7 +77,9 @@ def test_the_same_words(trace: Path, speed: Any) -> None:
     assert (guess.change, guess.step_ns) == (data["change"], data["step_ns"])
 
 
-@pytest.mark.parametrize("words", [{"without": 3}, {"without": {"sync": 1}}, {"overlap": b"communication"}])
+@pytest.mark.parametrize(
+    "words", [{"without": 3}, {"without": {"sync": 1}}, {"overlap": b"communication"}, {"replace": 3}]
+)
 def test_words_of_another_type(trace: Path, words: Any) -> None:
     """What is neither a text nor several is refused, with its name and value."""
     ((name, value),) = words.items()
@@ -101,13 +103,20 @@ def test_lane(trace: Path, tmp_path: Path) -> None:
         (["--without", "dataloader"], "the trace has no ranges of a DataLoader"),
         (["--without", "copies"], "the trace has no memcpys"),
         (["--without", "sync:train.py:3"], "the trace has no lines of synchronizations"),
-        (["--speed", "sgemm"], "\"speed\" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: 'sgemm'"),
-        (["--speed", "kernel:=2x"], "\"speed\" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: 'kernel:=2x'"),
+        (["--speed", "sgemm"], "such as kernel:gemm=2x: 'sgemm'"),
+        (["--speed", "kernel:=2x"], "such as kernel:gemm=2x: 'kernel:=2x'"),
         (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers from 0.001 on: 0.0'),
         (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], '"speed" must hold each regular expression once'),
         (["--without", "sync:"], '"without" must hold dataloader'),
         (["--speed", "kernel:(=2x"], '"speed" must hold regular expressions'),
         (["--speed", "kernel:nothing=2x"], "no kernel, memcpy or memset has a name with 'nothing'"),
+        (["--speed", "region:slw=2x"], "no region 'slw'; close names are: slow"),
+        (["--speed", "region:=2x"], '"speed" must hold kernel:REGEX=Nx or region:NAME=Nx'),
+        (["--launch", "2x"], "\"launch\" must be a part from 0 to 1, such as 0.1x: '2x'"),
+        (["--launch", "fast"], "\"launch\" must be a part from 0 to 1, such as 0.1x: 'fast'"),
+        (["--replace", "sgemm"], '"replace" must hold kernel:REGEX=DURATION, such as kernel:gemm=50us'),
+        (["--replace", "sgemm=50"], '"replace" must be a number > 0 with a unit (ns, us, ms, s)'),
+        (["--replace", "nothing=50us"], "no kernel, memcpy or memset has a name with 'nothing'"),
         (["--overlap", "copies"], '"overlap" must hold "communication": \'copies\''),
         (["--overlap", "communication"], "the trace has no kernels that communicate"),
     ],

@@ -132,6 +132,15 @@ def parse_duration(text: object, name: str) -> float:
     return seconds
 
 
+def parse_time(text: object, name: str) -> float:
+    """Return the nanoseconds of a duration such as "50us" or "1.5ms".
+
+    Raises:
+        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such duration.
+    """
+    return _parsed(text, name, {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}, '"50us"')
+
+
 def parse_size(text: object, name: str) -> int:
     """Return the bytes of a size such as "20GB" or "20G" (20e9), or "1.5GiB".
 

@@ -251,7 +251,15 @@ class Diagnosis(Page):
         """Return the findings that can win at least this share of a step, or an unknown time."""
         return [found for found in self.findings if found.win_ns is None or found.win_ns >= share * self.step_ns]
 
-    def what_if(self, *, without: Words = (), speed: Speed = (), overlap: Words = ()) -> WhatIf:
+    def what_if(
+        self,
+        *,
+        without: Words = (),
+        speed: Speed = (),
+        overlap: Words = (),
+        launch: float | str | None = None,
+        replace: Words | Mapping[str, str] = (),
+    ) -> WhatIf:
         """Return the step as it would be with a change; see `instrument.explain.replay.what_if.what_if`.
 
         >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP
@@ -259,7 +267,9 @@ class Diagnosis(Page):
         """
         if self.replayer is None:
             raise ValueError("only a diagnosis from instrument.diagnose has a trace to replay")
-        return what_if(self.replayer, without=without, speed=speed, overlap=overlap)
+        return what_if(
+            self.replayer, without=without, speed=speed, overlap=overlap, launch=launch, replace=replace
+        )
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON text; see `as_dict` for its keys."""

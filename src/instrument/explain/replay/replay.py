@@ -74,6 +74,18 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
 _NEVER: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
+class SavedWork(NamedTuple):
+    """A part of the CPU's work that is saved.
+
+    Attributes:
+        part: the part; below 0, the work takes longer.
+        times: for each thread, the times that count; None for all but those in which the loop waits for a batch.
+    """
+
+    part: float
+    times: Mapping[int, Intervals] | None = None
+
+
 @dataclass(frozen=True)
 class Change:
     """What would cost less than recorded.
@@ -85,8 +97,7 @@ class Change:
             all of it also needs no launch.
         asynchronous: the synchronizations that no longer wait, as numbers in `Graph.waits`.
         overlapped: a mask of the GPU work that other work no longer waits for; None for no work.
-        work_saved: the part of its work that the CPU saves outside of ranges that wait for a batch. It still waits
-            for the GPU.
+        work_saved: parts of its work that the CPU saves, one after the other. It still waits for the GPU.
         delays_saved: the part that is saved of the delays before GPU work: after its launch, after the work before
             it, and after an event.
     """
@@ -95,7 +106,7 @@ class Change:
     saved: Array | None = None
     asynchronous: frozenset[int] = frozenset()
     overlapped: Array | None = None
-    work_saved: float = 0.0
+    work_saved: tuple[SavedWork, ...] = ()
     delays_saved: float = 0.0
 
     def __bool__(self) -> bool:
@@ -105,7 +116,8 @@ class Change:
     @property
     def slows(self) -> bool:
         """Whether any work takes longer."""
-        return self.saved is not None and bool((self.saved < 0).any())
+        longer = self.saved is not None and bool((self.saved < 0).any())
+        return longer or any(each.part < 0 for each in self.work_saved)
 
     def __or__(self, other: Change) -> Change:
         """Return both changes at once."""
@@ -115,7 +127,7 @@ class Change:
             _both(self.saved, other.saved, _saved_by_both),
             self.asynchronous | other.asynchronous,
             _both(self.overlapped, other.overlapped, np.logical_or),
-            _saved_by_both(self.work_saved, other.work_saved),
+            self.work_saved + other.work_saved,
             _saved_by_both(self.delays_saved, other.delays_saved),
         )
 
@@ -135,13 +147,21 @@ def without_events(*tables: Table, part: float = 1.0) -> Change:
         tables: the events.
         part: the part of each that is saved.
     """
-    change = Change()
+    times = times_by_thread(*tables).items()
+    return Change(
+        {thread: (starts, starts + ((ends - starts) * part).astype(np.int64)) for thread, (starts, ends) in times}
+    )
+
+
+def times_by_thread(*tables: Table) -> dict[int, Intervals]:
+    """Return when each thread is in any of these events; those of unknown threads do not count."""
+    times: dict[int, Intervals] = {}
     for events in tables:
         for thread, rows in group_rows(events.thread):
             if thread >= 0:
-                starts, ends = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
-                change |= Change({thread: (starts, starts + ((ends - starts) * part).astype(np.int64))})
-    return change
+                merged = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
+                times[thread] = union(times[thread], merged) if thread in times else merged
+    return times
 
 
 def replay_changed(graph: Graph, change: Change) -> Replay:
@@ -154,8 +174,8 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     kept[returns & (graph.edges.kind == RETURNED)] = False
     if change.saved is not None and len(change.saved):
         _shorten_work(graph, change.saved, weight, kept)
-    if change.work_saved:
-        _save_work_of_the_cpu(graph, change.work_saved, weight)
+    for saved_work in change.work_saved:
+        _save_work(graph, saved_work, weight)
     if change.delays_saved:
         delayed = np.isin(graph.edges.kind, (LAUNCHED, STREAM, EVENT)) & (graph.edges.delay_ns > 0)
         weight[delayed] -= (graph.edges.delay_ns[delayed] * change.delays_saved).astype(np.int64)
@@ -191,17 +211,27 @@ def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array,
     kept[inside[edges.kind[inside] == RETURNED]] = False
 
 
-def _save_work_of_the_cpu(graph: Graph, part: float, weight: Array) -> None:
-    """Let the CPU save a part of its work, but not of what waits for a batch or was removed before."""
+def _save_work(graph: Graph, saved: SavedWork, weight: Array) -> None:
+    """Let the CPU save a part of its work, of what earlier changes left of it."""
     edges = graph.edges
     works = np.flatnonzero((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF))
-    kept = np.zeros(len(works), np.int64)
-    for table in input_ranges(graph.trace):
-        for thread, rows in group_rows(table.thread):
-            own = np.flatnonzero(graph.thread[edges.target[works]] == thread)
-            times = merge_overlaps(table.start_ns[rows], table.end_ns[rows])
-            kept[own] += covered_ns(times, edges.since_ns[works[own]], edges.until_ns[works[own]])
-    weight[works] -= (np.maximum(weight[works] - kept, 0) * part).astype(np.int64)
+    whole = edges.until_ns[works] - edges.since_ns[works]
+    if saved.times is None:
+        inside = whole - inside_ns(graph, works, times_by_thread(*input_ranges(graph.trace)))
+    else:
+        inside = inside_ns(graph, works, _with_threads_in_its_place(graph, saved.times))
+    share = np.clip(inside / np.maximum(whole, 1), 0, 1)
+    weight[works] -= np.rint(weight[works] * share * saved.part).astype(np.int64)
+
+
+def inside_ns(graph: Graph, edges: Array, times: Mapping[int, Intervals]) -> Array:
+    """Return for how long the CPU's work of each of these edges is in the times of its thread."""
+    inside, thread = np.zeros(len(edges), np.int64), graph.thread[graph.edges.target[edges]]
+    for number, own_times in times.items():
+        own = np.flatnonzero(thread == number)
+        since, until = graph.edges.since_ns[edges[own]], graph.edges.until_ns[edges[own]]
+        inside[own] = covered_ns(own_times, since, until)
+    return inside
 
 
 def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> None:

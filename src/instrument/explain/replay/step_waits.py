@@ -7,13 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...read.tables.intervals import covered_ns, merge_overlaps
-from ...read.tables.lanes import group_rows
 from ...read.tables.table import MEMCPY, Array
 from ..metrics.idle import input_ranges
 from .critical_path import longest_chain
 from .graph import ANCHORED, CALLED, RETURNED
-from .replay import Change, Replayer, mean_ns, without_events
+from .replay import Change, Replayer, SavedWork, inside_ns, mean_ns, times_by_thread, without_events
 
 STEP_WAITS = {
     "compute": "kernels that compute, and memsets",
@@ -59,7 +57,7 @@ def removals(replayer: Replayer) -> dict[str, Change]:
         "copies": _of_work(copies & ~communicates),
         "input": without_events(*input_ranges(replayer.trace)),
         "synchronization": Change(asynchronous=frozenset(range(len(replayer.graph.waits)))),
-        "overhead": Change(work_saved=1.0),
+        "overhead": Change(work_saved=(SavedWork(1.0),)),
         "latency": Change(delays_saved=1.0),
     }
 
@@ -83,7 +81,7 @@ def _parts(replayer: Replayer, step_ns: int) -> dict[str, int]:
     took -= np.diff(np.minimum(np.maximum(np.cumsum(np.maximum(took, 0)), 0), surplus), prepend=0)
     row = graph.work[target]
     delay = np.where(row >= 0, np.clip(graph.edges.delay_ns[edges], 0, np.maximum(took, 0)), 0)
-    batches = _batches_ns(replayer, edges)
+    batches = inside_ns(graph, edges, times_by_thread(*input_ranges(replayer.trace)))
     columns = (column.tolist() for column in (kind, target, row, took, delay, np.minimum(batches, took)))
     blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
     classes, parts, lead = _classes(replayer), dict.fromkeys(STEP_WAITS, 0), 0
@@ -108,15 +106,3 @@ def _classes(replayer: Replayer) -> list[str]:
     names = np.where(replayer.trace.gpu.category == MEMCPY, "copies", "compute")
     named: list[str] = np.where(replayer.communication, "communication", names).tolist()
     return named
-
-
-def _batches_ns(replayer: Replayer, edges: Array) -> Array:
-    """Return for how long the CPU waits for a batch in each of these edges."""
-    graph, waited = replayer.graph, np.zeros(len(edges), np.int64)
-    thread = graph.thread[graph.edges.target[edges]]
-    for table in input_ranges(replayer.trace):
-        for number, rows in group_rows(table.thread):
-            own = edges[thread == number]
-            times = merge_overlaps(table.start_ns[rows], table.end_ns[rows])
-            waited[thread == number] += covered_ns(times, graph.edges.since_ns[own], graph.edges.until_ns[own])
-    return waited

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from ...base.findings import Site
-from ...base.units import counted, duration
+from ...base.units import counted, duration, parse_time
 from ...read.measures.synchronizations import COPY, EXPLICIT, columns_of
 from ...read.tables.nest import inside_rows
 from ...read.tables.steps import main_thread
-from ...read.tables.table import MEMCPY, Array
+from ...read.tables.table import MEMCPY, Array, Table
 from ..metrics.idle import INPUT, named_ranges
 from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .critical_path import CLASSES, CriticalPath, critical_path
 from .graph import Graph
-from .replay import Change, Replayer, mean_ns, without_events
+from .replay import Change, Replayer, SavedWork, mean_ns, times_by_thread, without_events
 
-_KERNEL = "kernel:"
+_KERNEL, _REGION = "kernel:", "region:"
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
 WITHOUT = "dataloader, copies, sync, sync:FILE:LINE or region:NAME"
 """What a step can be replayed without."""
@@ -43,7 +44,7 @@ def words_of(name: str, given: object) -> list[str]:
 
 
 def speeds_of(given: object) -> dict[str, float]:
-    """Return the regular expressions for names of kernels, and how many times as fast these become.
+    """Return what becomes faster, kernels by a regular expression or "region:NAME", and how many times as fast.
 
     Args:
         given: texts such as "kernel:gemm=2x", or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be left
@@ -53,30 +54,69 @@ def speeds_of(given: object) -> dict[str, float]:
         TypeError: it is neither.
         ValueError: a text is not such a one, or two are of one expression.
     """
+    return _by_name("speed", given, _factor, "kernel:REGEX=Nx or region:NAME=Nx, such as kernel:gemm=2x")
+
+
+def durations_of(given: object) -> dict[str, Any]:
+    """Return the regular expressions for names of kernels, and how long these take: text such as "50us".
+
+    Raises:
+        TypeError, ValueError: as in `speeds_of`.
+    """
+    return _by_name("replace", given, str, "kernel:REGEX=DURATION, such as kernel:gemm=50us")
+
+
+def _by_name(argument: str, given: object, value: Callable[[str], Any], accepted: str) -> dict[str, Any]:
+    """Return the values of texts NAME=VALUE or of a mapping, by name without "kernel:"."""
     if given is None:
         return {}
+    pairs: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
-        pairs = [(str(pattern), factor) for pattern, factor in given.items()]
+        pairs = [(str(name), each) for name, each in given.items()]
     else:
-        pairs = [_speed(text) for text in words_of("speed", given)]
-    faster = {pattern.removeprefix(_KERNEL): factor for pattern, factor in pairs}
-    if len(faster) < len(pairs):
-        raise ValueError(f'"speed" must hold each regular expression once: {given!r:.200}')
-    return faster
+        for text in words_of(argument, given):
+            name, _, words = text.rpartition("=") if isinstance(text, str) else ("", "", "")
+            try:
+                if name.removeprefix(_KERNEL) in ("", _REGION):
+                    raise ValueError
+                pairs.append((name, value(words)))
+            except ValueError:
+                raise ValueError(f'"{argument}" must hold {accepted}: {text!r:.200}') from None
+    values = {name.removeprefix(_KERNEL): each for name, each in pairs}
+    if len(values) < len(pairs):
+        raise ValueError(f'"{argument}" must hold each regular expression once: {given!r:.200}')
+    return values
 
 
-def _speed(text: object) -> tuple[str, float]:
-    name, _, factor = text.rpartition("=") if isinstance(text, str) else ("", "", "")
+def _factor(text: str) -> float:
+    return float(text.removesuffix("x"))
+
+
+def launch_of(given: object) -> float | None:
+    """Return the part that the CPU's work still takes; None if it is not changed.
+
+    Raises:
+        TypeError, ValueError: it is neither a number from 0 to 1 nor text such as "0.1x".
+    """
+    if given is None:
+        return None
     try:
-        if not name.removeprefix(_KERNEL):
-            raise ValueError
-        return name, float(factor.removesuffix("x"))
+        part = _factor(given) if isinstance(given, str) else given
+        if isinstance(part, (int, float)) and not isinstance(part, bool) and 0 <= part <= 1:
+            return float(part)
     except ValueError:
-        raise ValueError(f'"speed" must hold kernel:REGEX=Nx, such as kernel:gemm=2x: {text!r:.200}') from None
+        pass
+    kind = ValueError if isinstance(given, (str, int, float)) else TypeError
+    raise kind(f'"launch" must be a part from 0 to 1, such as 0.1x: {given!r:.200}')
 
 
 def requested_change(
-    replayer: Replayer, without: Collection[str], speed: Mapping[str, float], overlap: Collection[str]
+    replayer: Replayer,
+    without: Collection[str],
+    speed: Mapping[str, float],
+    overlap: Collection[str],
+    launch: float | None = None,
+    replaced: Mapping[str, Any] = MappingProxyType({}),
 ) -> Change:
     """Return the change that a user asks for; see `instrument.explain.replay.what_if.what_if`.
 
@@ -96,6 +136,10 @@ def requested_change(
         change |= _without(replayer.graph, what)
     for pattern, factor in speed.items():
         change |= _faster(replayer.graph, pattern, factor)
+    for pattern, length in replaced.items():
+        change |= _with_length(replayer.graph, pattern, length)
+    if launch is not None:
+        change |= Change(work_saved=(SavedWork(1 - launch),))
     for _ in overlap:
         if not replayer.communication.any():
             raise ValueError("the trace has no kernels that communicate")
@@ -172,6 +216,12 @@ def contexts_of_waits(graph: Graph) -> list[CallContext]:
 
 
 def _without_region(graph: Graph, name: str) -> Change:
+    regions, work = _region(graph, name)
+    return without_events(regions) | Change({}, work.astype(float))
+
+
+def _region(graph: Graph, name: str) -> tuple[Table, Array]:
+    """Return the calls of a region, and a mask of the GPU work that they launched."""
     regions, gpu = graph.trace.regions, graph.trace.gpu
     rows = np.flatnonzero(one_of(regions, "name", (name,)))
     if not len(rows):
@@ -179,21 +229,36 @@ def _without_region(graph: Graph, name: str) -> Change:
         close = get_close_matches(name, names, 3, 0.5)
         raise ValueError(f"no region {name!r}" + (f"; close names are: {', '.join(close)}" if close else ""))
     inside = np.append(inside_rows(rows, regions.parent), False)
-    return without_events(regions.where(rows)) | Change({}, inside[gpu.region].astype(float))
+    return regions.where(rows), inside[gpu.region]
 
 
 def _faster(graph: Graph, pattern: str, factor: float) -> Change:
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0.001 <= factor < float("inf"):
         raise ValueError(f'"speed" must hold numbers from 0.001 on: {factor!r}')
+    part = 1 - 1 / factor
+    if pattern.startswith(_REGION):
+        regions, work = _region(graph, pattern.removeprefix(_REGION))
+        return Change(saved=work * part, work_saved=(SavedWork(part, times_by_thread(regions)),))
+    return Change({}, np.where(_kernels(graph, "speed", pattern), part, 0.0))
+
+
+def _with_length(graph: Graph, pattern: str, length: object) -> Change:
+    """Return the change in which kernels take this time each."""
+    took, rows = graph.trace.gpu.duration_ns, _kernels(graph, "replace", pattern)
+    return Change(saved=np.where(rows, 1 - parse_time(length, "replace") / np.maximum(took, 1), 0.0))
+
+
+def _kernels(graph: Graph, argument: str, pattern: str) -> Array:
+    """Return a mask of the GPU work whose names match a regular expression."""
     try:
         searched = re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise ValueError(f'"speed" must hold regular expressions: {pattern!r} ({error})') from None
+        raise ValueError(f'"{argument}" must hold regular expressions: {pattern!r} ({error})') from None
     gpu = graph.trace.gpu
     rows: Array = gpu.matching("name", searched) | gpu.matching("short_name", searched)
     if not rows.any():
         raise ValueError(f"no kernel, memcpy or memset has a name with {pattern!r}")
-    return Change({}, np.where(rows, 1 - 1 / factor, 0.0))
+    return rows
 
 
 Words = str | Collection[str]
@@ -253,7 +318,15 @@ class WhatIf:
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
 
 
-def what_if(replayer: Replayer, *, without: Words = (), speed: Speed | None = (), overlap: Words = ()) -> WhatIf:
+def what_if(
+    replayer: Replayer,
+    *,
+    without: Words = (),
+    speed: Speed | None = (),
+    overlap: Words = (),
+    launch: float | str | None = None,
+    replace: Words | Mapping[str, str] | None = (),
+) -> WhatIf:
     """Return the step as it would be with a change.
 
     The trace is replayed: each event happens as soon as what it waits for is done. The CPU's own work, the
@@ -267,21 +340,29 @@ def what_if(replayer: Replayer, *, without: Words = (), speed: Speed | None = ()
             "sync:FILE:LINE" (those at a line), "region:NAME" (all calls of a region, and all that they launch).
         speed: how many times as fast kernels become, by regular expressions that are searched in their names:
             "kernel:gemm=2x", several such texts, or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be
-            left out. None changes no kernel.
+            left out. "region:NAME=2x": the CPU's work in all calls of a region, and all that they launch. None
+            changes nothing.
         overlap: "communication": no other work waits for kernels that communicate.
+        launch: the part that the CPU's work still takes, such as "0.1x": all but the loop's waits for a batch and
+            for the GPU, as with CUDA graphs or a compiled step.
+        replace: how long each kernel of such a name takes, as with another kernel: "kernel:gemm=50us", several
+            such texts, or a mapping such as ``{"kernel:gemm": "50us"}``.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: a word is not one of these, or the trace has no such thing.
     """
     causes, faster, work = words_of("without", without), speeds_of(speed), words_of("overlap", overlap)
-    change = requested_change(replayer, causes, faster, work)
+    left, replaced = launch_of(launch), durations_of(replace)
+    change = requested_change(replayer, causes, faster, work, left, replaced)
     if not replayer.has_cpu:
         return WhatIf("", 0, None, None, None, 0, has_steps=False, abstained=replayer.abstained)
     errors = replayer.errors
     words = [f"without {what}" for what in causes]
     words += [f"with {pattern} {factor:g} times as fast" for pattern, factor in faster.items()]
+    words += [f"with {pattern} taking {length}" for pattern, length in replaced.items()]
     words += [f"with overlapped {what}" for what in work]
+    words += [] if left is None else [f"with {left:g} times the work of the CPU"]
     before = mean_ns(replayer.recorded_ns)
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:

@@ -15,8 +15,15 @@ def whatif_command(
         "CAUSE", "What costs nothing: dataloader, copies, sync, sync:FILE:LINE or region:NAME."
     ),
     speed: list[str] | None = cli.option(
-        "kernel:REGEX=Nx",
-        "Kernels that become faster, by a regular expression for their names: --speed kernel:gemm=2x",
+        "WHAT=Nx",
+        "What becomes faster: kernels, by a regular expression for their names, or a region: "
+        "--speed kernel:gemm=2x, --speed region:optimizer=2x",
+    ),
+    launch: str | None = cli.option(
+        "PART", "The part that the CPU's work still takes, as with CUDA graphs or a compiled step: 0.1x"
+    ),
+    replace: list[str] | None = cli.option(
+        "kernel:REGEX=DURATION", "How long each kernel of such a name takes: --replace kernel:gemm=50us"
     ),
     overlap: list[str] | None = cli.option(
         "WORK", "'communication': no other work waits for kernels that communicate."
@@ -55,7 +62,14 @@ def whatif_command(
         replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
-        guess = what_if(replayer, without=without or [], speed=speed or [], overlap=overlap or [])
+        guess = what_if(
+            replayer,
+            without=without or [],
+            speed=speed or [],
+            overlap=overlap or [],
+            launch=launch,
+            replace=replace or [],
+        )
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")
     if as_json:
