@@ -20,11 +20,11 @@ demo: $(VENV)/.installed
 
 # A test that hangs fails after five minutes, and shows where each thread was; the longest takes half a minute.
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --timeout 300 --tb short
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --max-worker-restart 0 --timeout 300 --tb short
 
 # The tests to run while working: all but frameworks, vendors' tools, corpora and what else a marker names.
 test-fast: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder --quiet \
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --quiet \
 		-m "not (framework or vendor or corpus or process or nsys or browser or native or fuzz or gpu)"
 
 # The tests that need a GPU, on one in software (docs/simulated-gpu.md): with a CUDA build of torch, of which pip

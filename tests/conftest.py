@@ -63,11 +63,6 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Return three workers for two cores: a third of the time, tests wait for programs that they start."""
-    return max(2, (os.cpu_count() or 1) * 3 // 2)
-
-
 def pytest_configure() -> None:
     """Let the processes of each worker of pytest-xdist share a simulated GPU, and not those of all workers."""
     worker, shared = os.environ.get("PYTEST_XDIST_WORKER"), os.environ.get("SIMGPU_SHARED")
