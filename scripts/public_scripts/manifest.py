@@ -403,9 +403,8 @@ SCRIPTS = (
         counted="16 pictures in batches of 4 are 4, in 8 epochs",
         regions=("ResNet", "ResNet (backward)", "backward", "Optimizer.step#SGD.step"),
         syncs=syncs("train.py", to="601", item="1384 1511 1512 1513", synchronize="1506")
-        + syncs(
-            "loader.py", tensor="107 109"
-        )  # the batches of 139 and 140 have less than 64 KiB: their copies do not wait
+        # Lines 139 and 140 copy batches of less than 64 KiB, which does not wait.
+        + syncs("loader.py", tensor="107 109")
         + syncs("checkpoint_saver.py", save="110"),
     ),
     Script(

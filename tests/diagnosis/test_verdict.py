@@ -27,7 +27,7 @@ def test_a_batch_that_another_thread_waits_for() -> None:
 
 
 def test_most_of_the_time_is_other() -> None:
-    """Where the replay abstains and the largest part is one that is no bound, no smaller part is named."""
+    """Without a replay, a step that mostly idles for an unknown reason has no bound, however long kernels take."""
     found = diagnose(SHOWN["initialization"]().trace())
     assert (found.bound, found.parts["other"]) == ("overhead", 200_500_000)
     assert "is waiting for a driver call of over 100 ms, as when the driver starts (" in found.verdict

@@ -91,6 +91,8 @@ def test_gaps_between_kernels_are_not_won_on_the_cpu() -> None:
     assert verdict.parts["latency"] > 10 * verdict.parts["overhead"]
     found = diagnose(loop.trace())
     assert found.findings[0].rule == "launch-latency"
+    assert found.waits is not None
+    assert found.waits.wins["overhead"] < 0.1 * found.step_ns
 
 
 def test_few_long_gaps_are_no_cost_of_launches() -> None:

@@ -311,7 +311,7 @@ def fail_a_stop(
 
 @pytest.mark.usefixtures("lenient")
 def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
-    """After an interrupt at a line around a warm-up, every third one, no warm-up is left, nor hooks of modules."""
+    """After an interrupt at any line around a warm-up, no warm-up is left, and modules have no hooks."""
     model = torch.nn.Linear(2, 2)
     schedule = instrument.schedule(wait=1, warmup=1, active=1)
 
@@ -352,5 +352,5 @@ def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
     with instrument.annotate_modules(model):
         total = lines_before(0)
         assert total > 50
-        for at in range(1, total + 1, 3):
+        for at in range(1, total + 1):
             lines_before(at)

@@ -124,7 +124,8 @@ def parse_duration(text: object, name: str) -> float:
     """Return the seconds of a duration such as "7d" or "1.5h".
 
     Raises:
-        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such duration.
+        TypeError: ``text`` is not a string.
+        ValueError: it is not a positive number with a unit. The message calls the argument ``name``.
     """
     seconds = _parsed(text, name, _SECONDS, '"7d"')
     if not 0 < seconds < _MOST / 1e9:
@@ -136,7 +137,8 @@ def parse_time(text: object, name: str) -> float:
     """Return the nanoseconds of a duration such as "50us" or "1.5ms".
 
     Raises:
-        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such duration.
+        TypeError: ``text`` is not a string.
+        ValueError: it is not a positive number with a unit. The message calls the argument ``name``.
     """
     return _parsed(text, name, {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}, '"50us"')
 
@@ -145,7 +147,8 @@ def parse_size(text: object, name: str) -> int:
     """Return the bytes of a size such as "20GB" or "20G" (20e9), or "1.5GiB".
 
     Raises:
-        TypeError, ValueError: ``text``, the value of the argument ``name``, is no such size.
+        TypeError: ``text`` is not a string.
+        ValueError: it is not a positive number with a unit. The message calls the argument ``name``.
     """
     size = _parsed(text, name, _BYTES, '"20GB"')
     if not 1 <= size < _MOST:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -39,6 +39,7 @@ PARTS = {
 }
 """The parts of the recorded time, which add up to it exactly."""
 
+_ELSEWHERE = "idles while the CPU does something other than launching its work"
 _OVERHEAD = {
     "launch_overhead": "idles because the CPU is too slow to launch its work",
     "compilation": "idles while torch.compile compiles",
@@ -129,25 +130,23 @@ def verdict_of(facts: TraceFacts) -> Verdict:
 
 def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
     """Return the verdict by what the steps wait for, and what they win without it."""
-    waits, step_ns = step_waits(facts.replayer), max(facts.step_ns, 1)
-    most = max(waits.wins.values(), default=0)
-    tied = [name for name, ns in waits.wins.items() if ns >= most - _CLOSE * step_ns]
-    named = sorted(tied, key=lambda name: -waits.parts[name])[:2]
-    if most < _CLOSE * step_ns:
+    waits, percent = step_waits(facts.replayer), 100 / max(facts.step_ns, 1)
+    most = max(waits.wins.values())
+    if most * percent < 100 * _CLOSE:
         return _of_balance(facts, waits, parts)
+    tied = [name for name, ns in waits.wins.items() if (most - ns) * percent <= 100 * _CLOSE]
+    named = sorted(tied, key=lambda name: -waits.parts[name])[:2]
     memory, evidence = _memory_share(facts)
-    names: dict[str, Bound | None] = {name: cast(Bound, name) for name in waits.wins}
-    names["compute"] = None if memory is None else "memory" if memory > 1 / 2 else "compute"
+    kernels: Bound | None = None if memory is None else "memory" if memory > 1 / 2 else "compute"
+    bounds = [kernels if name == "compute" else cast(Bound, name) for name in named]
     said = [
-        f"{100 * waits.parts[name] / step_ns:.0f} % {'is waiting ' * (name is named[0])}for "
-        f"{_waited_for(facts, names[name])} ({100 * waits.wins[name] / step_ns:.0f} % shorter without)"
-        for name in named
+        f"{waits.parts[name] * percent:.0f} % {verb}for {_waited_for(facts, bound)} "
+        f"({waits.wins[name] * percent:.0f} % shorter without)"
+        for name, bound, verb in zip(named, bounds, ("is waiting ", ""), strict=False)
     ]
-    bound, coverage = names[named[0]], _evidence_of_replay(facts)
-    if "compute" in named:
-        coverage += f"; compute or memory: {evidence}"
-    text = f"Bound by {bound or 'kernels'}: of {_what(facts)}, {', '.join(said)}." + _uneven_gpus(facts)
-    return Verdict(bound, text, parts, coverage, waits)
+    text = f"Bound by {bounds[0] or 'kernels'}: of {_what(facts)}, {', '.join(said)}." + _uneven_gpus(facts)
+    coverage = _evidence_of_replay(facts) + f"; compute or memory: {evidence}" * ("compute" in named)
+    return Verdict(bounds[0], text, parts, coverage, waits)
 
 
 def _of_balance(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -> Verdict:
@@ -169,9 +168,13 @@ def _waited_for(facts: TraceFacts, bound: Bound | None) -> str:
         return "kernels; it is unknown whether arithmetic or memory limits them"
     if bound != "overhead":
         return _WAITS[bound]
-    cause = max(_ON_CPU, key=facts.idle.total)
-    rare = cause == "launch_overhead" and facts.idle.total(cause) and facts.idle.long_gaps(cause) is not None
-    return _ON_CPU["other" if rare else cause]
+    return _ON_CPU[_longest_cause(facts, _ON_CPU) or "other"]
+
+
+def _longest_cause(facts: TraceFacts, causes: Collection[str]) -> str | None:
+    """Return the cause of most idle time; None for late launches in gaps too long for what launches cost."""
+    cause = max(causes, key=facts.idle.total)
+    return None if cause == "launch_overhead" and facts.idle.long_gaps(cause) is not None else cause
 
 
 def _of_busy_gpu(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
@@ -298,10 +301,8 @@ def _uneven_gpus(facts: TraceFacts) -> str:
 
 def _of_overhead(facts: TraceFacts) -> str:
     """Return the part of the sentence on overhead: what the CPU does meanwhile, by the longest cause."""
-    cause = max(_OVERHEAD, key=facts.idle.total)
-    if cause == "launch_overhead" and facts.idle.long_gaps(cause) is not None:
-        return "idles while the CPU does something other than launching its work"
-    return _OVERHEAD[cause]
+    cause = _longest_cause(facts, _OVERHEAD)
+    return _OVERHEAD[cause] if cause else _ELSEWHERE
 
 
 def _what(facts: TraceFacts) -> str:

@@ -21,7 +21,7 @@ from ...read.tables.intervals import Intervals, covered_ns
 from ...read.tables.lanes import group_rows
 from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
-from ...read.tables.table import MEMCPY, Array, Table
+from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
 from .graph import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, Graph
 from .replay import Change, Replay, Replayer, replay_changed, step_bounds
@@ -116,7 +116,7 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     graph = replayer.graph
     replayed = replay_changed(graph, change) if change else replayer.unchanged
     chain, total, end = longest_chain(graph, replayed)
-    parts = (part for edge in chain for part in _parts(graph, replayed, replayer.communication, edge))
+    parts = (part for edge in chain for part in _parts(graph, replayed, replayer.classes, edge))
     segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, end)
@@ -124,9 +124,9 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
 
 
 def longest_chain(graph: Graph, replayed: Replay) -> tuple[list[int], int, int]:
-    """Return the edges that determine when the last step ends, in order; how long the steps take; and that end.
+    """Return the edges of the critical path in order of time, the length of the steps in ns, and when they end.
 
-    The chain may begin before the first step: its edges then take longer than the steps.
+    The first edges may begin before the first step: the edges then take longer than the steps.
     """
     times = replayed.times_ns
     start, last = int(step_bounds(graph, times)[0].min()), _last_node(graph, times)
@@ -152,7 +152,7 @@ def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
     return path[::-1]
 
 
-def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> Iterator[Segment]:
+def _parts(graph: Graph, replayed: Replay, classes: Array, edge: int) -> Iterator[Segment]:
     """Yield the parts of an edge: the delay and the GPU work after it, or the work of the CPU."""
     edges, gpu = replayed.edges, graph.trace.gpu
     kind, target, weight = int(edges.kind[edge]), int(edges.target[edge]), int(replayed.weight_ns[edge])
@@ -172,8 +172,7 @@ def _parts(graph: Graph, replayed: Replay, communication: Array, edge: int) -> I
         what = {LAUNCHED: "launch", ANCHORED: "before"}.get(kind, "latency")
         yield Segment(what, "", region, begun - delayed, delayed, -1, -1)
     if ran:
-        what = "copies" if gpu.category[row] == MEMCPY else "communication" if communication[row] else "compute"
-        yield Segment(what, gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
+        yield Segment(str(classes[row]), gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
 
 
 def _without_overlaps(segments: Iterable[Segment]) -> list[Segment]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from ...read.measures.launches import BlockedLaunches, find_blocked_launches
 from ...read.measures.synchronizations import Synchronization, columns_of, find_synchronizations
-from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps
+from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import group_rows
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
+from ..metrics.idle import input_ranges
 from . import gpu_waits
 from .gpu_waits import RETURN_NS, GpuOrder, median
 
@@ -325,6 +327,31 @@ class Graph:
     end_nodes: Array
     return_nodes: Array
     incomplete: str
+
+    @cached_property
+    def batches(self) -> dict[int, Intervals]:
+        """When the loop waits for its next batch, by thread."""
+        return times_by_thread(*input_ranges(self.trace))
+
+    def inside_ns(self, edges: Array, times: Mapping[int, Intervals]) -> Array:
+        """Return for how long the CPU's work of each of these edges is in the times of its thread, in ns."""
+        inside, thread = np.zeros(len(edges), np.int64), self.thread[self.edges.target[edges]]
+        for number, own_times in times.items():
+            own = np.flatnonzero(thread == number)
+            since, until = self.edges.since_ns[edges[own]], self.edges.until_ns[edges[own]]
+            inside[own] = covered_ns(own_times, since, until)
+        return inside
+
+
+def times_by_thread(*tables: Table) -> dict[int, Intervals]:
+    """Return when each thread is in any of these events; those of unknown threads do not count."""
+    times: dict[int, Intervals] = {}
+    for events in tables:
+        for thread, rows in group_rows(events.thread):
+            if thread >= 0:
+                merged = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
+                times[thread] = union(times[thread], merged) if thread in times else merged
+    return times
 
 
 def graph_of(trace: Trace) -> Graph:

@@ -6,17 +6,29 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
+from ...read.tables.intervals import Intervals, covered_ns, union
 from ...read.tables.lanes import group_rows
-from ...read.tables.table import Array, Table
+from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
-from ..metrics.idle import input_ranges
-from .graph import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, Graph, graph_of, has_cpu
+from .graph import (
+    CALLED,
+    EVENT,
+    HANDED_OFF,
+    LAUNCHED,
+    ON_CPU,
+    RETURNED,
+    STREAM,
+    Edges,
+    Graph,
+    graph_of,
+    has_cpu,
+    times_by_thread,
+)
 
 _LONG_AGO = -(2**62)
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
@@ -78,7 +90,7 @@ class SavedWork(NamedTuple):
     """A part of the CPU's work that is saved.
 
     Attributes:
-        part: the part; below 0, the work takes longer.
+        part: the part, at most 1; below 0, the work takes longer.
         times: for each thread, the times that count; None for all but those in which the loop waits for a batch.
     """
 
@@ -97,7 +109,8 @@ class Change:
             all of it also needs no launch.
         asynchronous: the synchronizations that no longer wait, as numbers in `Graph.waits`.
         overlapped: a mask of the GPU work that other work no longer waits for; None for no work.
-        work_saved: parts of its work that the CPU saves, one after the other. It still waits for the GPU.
+        work_saved: what the CPU saves of its own work; it still waits for the GPU. Each entry saves a part of what
+            the earlier ones leave.
         delays_saved: the part that is saved of the delays before GPU work: after its launch, after the work before
             it, and after an event.
     """
@@ -124,16 +137,12 @@ class Change:
         threads = self.cpu.keys() | other.cpu.keys()
         return Change(
             {number: union(self.cpu.get(number, _NEVER), other.cpu.get(number, _NEVER)) for number in threads},
-            _both(self.saved, other.saved, _saved_by_both),
+            _both(self.saved, other.saved, lambda one, two: 1 - (1 - one) * (1 - two)),
             self.asynchronous | other.asynchronous,
             _both(self.overlapped, other.overlapped, np.logical_or),
             self.work_saved + other.work_saved,
-            _saved_by_both(self.delays_saved, other.delays_saved),
+            1 - (1 - self.delays_saved) * (1 - other.delays_saved),
         )
-
-
-def _saved_by_both(one: Any, two: Any) -> Any:
-    return 1 - (1 - one) * (1 - two)
 
 
 def _both(one: Array | None, other: Array | None, joined: Callable[[Array, Array], Array]) -> Array | None:
@@ -151,17 +160,6 @@ def without_events(*tables: Table, part: float = 1.0) -> Change:
     return Change(
         {thread: (starts, starts + ((ends - starts) * part).astype(np.int64)) for thread, (starts, ends) in times}
     )
-
-
-def times_by_thread(*tables: Table) -> dict[int, Intervals]:
-    """Return when each thread is in any of these events; those of unknown threads do not count."""
-    times: dict[int, Intervals] = {}
-    for events in tables:
-        for thread, rows in group_rows(events.thread):
-            if thread >= 0:
-                merged = merge_overlaps(events.start_ns[rows], events.end_ns[rows])
-                times[thread] = union(times[thread], merged) if thread in times else merged
-    return times
 
 
 def replay_changed(graph: Graph, change: Change) -> Replay:
@@ -217,21 +215,11 @@ def _save_work(graph: Graph, saved: SavedWork, weight: Array) -> None:
     works = np.flatnonzero((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF))
     whole = edges.until_ns[works] - edges.since_ns[works]
     if saved.times is None:
-        inside = whole - inside_ns(graph, works, times_by_thread(*input_ranges(graph.trace)))
+        inside = whole - graph.inside_ns(works, graph.batches)
     else:
-        inside = inside_ns(graph, works, _with_threads_in_its_place(graph, saved.times))
+        inside = graph.inside_ns(works, _with_threads_in_its_place(graph, saved.times))
     share = np.clip(inside / np.maximum(whole, 1), 0, 1)
     weight[works] -= np.rint(weight[works] * share * saved.part).astype(np.int64)
-
-
-def inside_ns(graph: Graph, edges: Array, times: Mapping[int, Intervals]) -> Array:
-    """Return for how long the CPU's work of each of these edges is in the times of its thread."""
-    inside, thread = np.zeros(len(edges), np.int64), graph.thread[graph.edges.target[edges]]
-    for number, own_times in times.items():
-        own = np.flatnonzero(thread == number)
-        since, until = graph.edges.since_ns[edges[own]], graph.edges.until_ns[edges[own]]
-        inside[own] = covered_ns(own_times, since, until)
-    return inside
 
 
 def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> None:
@@ -303,6 +291,12 @@ class Replayer:
     def communication(self) -> Array:
         """A mask of the GPU work that communicates."""
         return communication_mask(self.trace.gpu, self.collectives)
+
+    @cached_property
+    def classes(self) -> Array:
+        """The class of each row of `Trace.gpu`: "compute", "communication" or "copies"."""
+        names = np.where(self.trace.gpu.category == MEMCPY, "copies", "compute")
+        return np.where(self.communication, "communication", names)
 
     @cached_property
     def unchanged(self) -> Replay:

@@ -7,11 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...read.tables.table import MEMCPY, Array
-from ..metrics.idle import input_ranges
 from .critical_path import longest_chain
 from .graph import ANCHORED, CALLED, RETURNED
-from .replay import Change, Replayer, SavedWork, inside_ns, mean_ns, times_by_thread, without_events
+from .replay import Change, Replayer, SavedWork, mean_ns
 
 STEP_WAITS = {
     "compute": "kernels that compute, and memsets",
@@ -48,22 +46,15 @@ def step_waits(replayer: Replayer) -> StepWaits:
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:
-    """Return for each class but "other" the change in which it costs nothing."""
-    gpu, communicates = replayer.trace.gpu, replayer.communication
-    copies = gpu.category == MEMCPY
+    """Return for each class but "other" the change in which it costs nothing; no change where it has no work."""
+    of_work = {name: replayer.classes == name for name in ("compute", "communication", "copies")}
     return {
-        "compute": _of_work(~communicates & ~copies),
-        "communication": _of_work(communicates),
-        "copies": _of_work(copies & ~communicates),
-        "input": without_events(*input_ranges(replayer.trace)),
+        **{name: Change(saved=rows * _NEARLY_ALL) if rows.any() else Change() for name, rows in of_work.items()},
+        "input": Change(replayer.graph.batches),
         "synchronization": Change(asynchronous=frozenset(range(len(replayer.graph.waits)))),
         "overhead": Change(work_saved=(SavedWork(1.0),)),
         "latency": Change(delays_saved=1.0),
     }
-
-
-def _of_work(rows: Array) -> Change:
-    return Change(saved=rows * _NEARLY_ALL) if rows.any() else Change()
 
 
 def _parts(replayer: Replayer, step_ns: int) -> dict[str, int]:
@@ -72,37 +63,28 @@ def _parts(replayer: Replayer, step_ns: int) -> dict[str, int]:
     Work of the CPU after it waited for the GPU is attributed to that wait, up to the time that it was blocked: for
     so long, it could have run ahead. What waits for a batch is input all the same.
     """
-    graph, replayed = replayer.graph, replayer.unchanged
-    chain, total, _ = longest_chain(graph, replayed)
+    graph, classes, parts, lead = replayer.graph, replayer.classes, dict.fromkeys(STEP_WAITS, 0), 0
+    chain, total, _ = longest_chain(graph, replayer.unchanged)
     edges = np.array(chain, np.int64)
-    target, kind, took = graph.edges.target[edges], graph.edges.kind[edges], replayed.weight_ns[edges]
-    took = took.copy()
-    surplus = int(took.sum()) - total  # before the first step
-    took -= np.diff(np.minimum(np.maximum(np.cumsum(np.maximum(took, 0)), 0), surplus), prepend=0)
-    row = graph.work[target]
-    delay = np.where(row >= 0, np.clip(graph.edges.delay_ns[edges], 0, np.maximum(took, 0)), 0)
-    batches = inside_ns(graph, edges, times_by_thread(*input_ranges(replayer.trace)))
-    columns = (column.tolist() for column in (kind, target, row, took, delay, np.minimum(batches, took)))
+    target, kind, took = graph.edges.target[edges], graph.edges.kind[edges], replayer.unchanged.weight_ns[edges]
+    before = int(took.sum()) - total
+    took = took - np.diff(np.minimum(np.cumsum(np.maximum(took, 0)), before), prepend=0)  # from the first step on
+    work = graph.work[target]
+    delay = np.where(work >= 0, np.clip(graph.edges.delay_ns[edges], 0, np.maximum(took, 0)), 0)
+    waited = np.minimum(graph.inside_ns(edges, graph.batches), took)
     blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
-    classes, parts, lead = _classes(replayer), dict.fromkeys(STEP_WAITS, 0), 0
-    for on, node, work, ns, late, waited in zip(*columns, strict=True):
-        if work >= 0:
+    columns = (column.tolist() for column in (kind, target, work, took, delay, waited))
+    for on, node, row, ns, late, for_batch in zip(*columns, strict=True):
+        if row >= 0:
             parts["other" if on == ANCHORED else "latency"] += late
-            parts[classes[work]] += ns - late
+            parts[str(classes[row])] += ns - late
         elif on in (CALLED, RETURNED):
             lead += blocked.get(node, 0)
             parts["synchronization"] += ns
         else:
-            held = min(lead, ns - waited)
-            lead -= held
-            parts["input"] += waited
-            parts["synchronization"] += held
-            parts["overhead"] += ns - waited - held
+            held_up = min(lead, ns - for_batch)
+            lead -= held_up
+            parts["input"] += for_batch
+            parts["synchronization"] += held_up
+            parts["overhead"] += ns - for_batch - held_up
     return {name: round(max(ns, 0) * step_ns / max(total, 1)) for name, ns in parts.items()}
-
-
-def _classes(replayer: Replayer) -> list[str]:
-    """Return the class of each row of `Trace.gpu`."""
-    names = np.where(replayer.trace.gpu.category == MEMCPY, "copies", "compute")
-    named: list[str] = np.where(replayer.communication, "communication", names).tolist()
-    return named

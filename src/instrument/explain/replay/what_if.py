@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,12 @@ from ...base.findings import Site
 from ...base.units import counted, duration, parse_time
 from ...read.measures.synchronizations import COPY, EXPLICIT, columns_of
 from ...read.tables.nest import inside_rows
-from ...read.tables.steps import main_thread
 from ...read.tables.table import MEMCPY, Array, Table
-from ..metrics.idle import INPUT, named_ranges
 from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .critical_path import CLASSES, CriticalPath, critical_path
-from .graph import Graph
-from .replay import Change, Replayer, SavedWork, mean_ns, times_by_thread, without_events
+from .graph import Graph, times_by_thread
+from .replay import Change, Replayer, SavedWork, mean_ns, without_events
 
 _KERNEL, _REGION = "kernel:", "region:"
 _WITHOUT = re.compile(r"dataloader|copies|sync|sync:.+|region:.+", re.DOTALL)
@@ -96,18 +93,17 @@ def launch_of(given: object) -> float | None:
     """Return the part that the CPU's work still takes; None if it is not changed.
 
     Raises:
-        TypeError, ValueError: it is neither a number from 0 to 1 nor text such as "0.1x".
+        ValueError: it is neither a number from 0 to 1 nor text such as "0.1x".
     """
     if given is None:
         return None
     try:
         part = _factor(given) if isinstance(given, str) else given
-        if isinstance(part, (int, float)) and not isinstance(part, bool) and 0 <= part <= 1:
-            return float(part)
     except ValueError:
-        pass
-    kind = ValueError if isinstance(given, (str, int, float)) else TypeError
-    raise kind(f'"launch" must be a part from 0 to 1, such as 0.1x: {given!r:.200}')
+        part = None
+    if isinstance(part, bool) or not isinstance(part, (int, float)) or not 0 <= part <= 1:
+        raise ValueError(f'"launch" must be a part from 0 to 1, such as 0.1x: {given!r:.200}')
+    return float(part)
 
 
 def requested_change(
@@ -115,8 +111,8 @@ def requested_change(
     without: Collection[str],
     speed: Mapping[str, float],
     overlap: Collection[str],
-    launch: float | None = None,
-    replaced: Mapping[str, Any] = MappingProxyType({}),
+    launch: float | None,
+    replaced: Mapping[str, Any],
 ) -> Change:
     """Return the change that a user asks for; see `instrument.explain.replay.what_if.what_if`.
 
@@ -160,11 +156,9 @@ def _without(graph: Graph, what: str) -> Change:
 
 
 def _without_input(graph: Graph) -> Change:
-    main = main_thread(graph.trace)
-    tables = [each.where(each.thread == main) for each in named_ranges(graph.trace, INPUT)]
-    if not any(tables):
+    if not graph.batches:
         raise ValueError("the trace has no ranges of a DataLoader")
-    return without_events(*tables)
+    return Change(graph.batches)
 
 
 def _without_copies(graph: Graph) -> Change:

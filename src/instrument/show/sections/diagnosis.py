@@ -17,7 +17,7 @@ from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
 from ...explain.metrics.roofline import HEAVY, RooflineRow
-from ...explain.replay.step_waits import STEP_WAITS
+from ...explain.replay.step_waits import STEP_WAITS, StepWaits
 from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
@@ -65,18 +65,16 @@ def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _bars(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
-    for title, parts in bars(diagnosis):
-        waits = diagnosis.waits is not None and parts is diagnosis.waits.parts
-        rows = _waits(parts, diagnosis) if waits else _parts(diagnosis)
+    waits = [*_waits(diagnosis.waits)] if diagnosis.waits else []
+    for name, title, _ in bars(diagnosis):
+        rows = waits if name == "waits" else _parts(diagnosis)
         keys = ("name", "class", "ns", "definition")
-        shown = [dict(zip(keys, row, strict=True)) for row in rows if row[2]]
-        yield {"id": "waits" if waits else "overview", "title": title, "parts": shown}
+        yield {"id": name, "title": title, "parts": [dict(zip(keys, row, strict=True)) for row in rows if row[2]]}
 
 
-def _waits(parts: Mapping[str, int], diagnosis: Diagnosis) -> Iterator[tuple[str, str, int, str]]:
-    wins = diagnosis.waits.wins if diagnosis.waits else {}
-    for name, ns in parts.items():
-        won = f" Without it, a step is {duration(wins[name])} shorter." if name in wins else ""
+def _waits(waits: StepWaits) -> Iterator[tuple[str, str, int, str]]:
+    for name, ns in waits.parts.items():
+        won = f" Without it, a step is {duration(waits.wins[name])} shorter." if name in waits.wins else ""
         yield name, name, ns, f"{STEP_WAITS[name][0].upper()}{STEP_WAITS[name][1:]}.{won}"
 
 

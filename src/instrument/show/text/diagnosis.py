@@ -22,13 +22,13 @@ def evidence_texts(diagnosis: Diagnosis) -> list[str]:
     return [*[diagnosis.coverage_text] * bool(diagnosis.parts), *diagnosis.source_texts]
 
 
-def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, Mapping[str, int]]]:
-    """Yield what the step waits for and what the GPU does, where known: a title, and the time of each part."""
+def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, str, Mapping[str, int]]]:
+    """Yield the name and title of each bar, and the time of its parts in ns: "waits" and "overview", if known."""
     whole = "step" if diagnosis.has_steps else "window"
     if diagnosis.waits is not None:
-        yield "What the step waits for", diagnosis.waits.parts
+        yield "waits", "What the step waits for", diagnosis.waits.parts
     if diagnosis.parts:
-        yield f"What the {'GPU' if diagnosis.has_gpu else 'loop'} does in the {whole}", diagnosis.parts
+        yield "overview", f"What the {'GPU' if diagnosis.has_gpu else 'loop'} does in the {whole}", diagnosis.parts
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
@@ -42,7 +42,7 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     yield _escaped(diagnosis.opened_text)
     yield f"**{_escaped(diagnosis.verdict)}**"
-    for title, parts in bars(diagnosis):
+    for _, title, parts in bars(diagnosis):
         shares = [
             (name, duration(ns), f"{100 * ns / diagnosis.step_ns:.1f} %") for name, ns in parts.items() if ns
         ]
@@ -124,7 +124,7 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
     """Yield the diagnosis, wrapped to this width."""
     yield from wrapped(diagnosis.opened_text, width)
     yield from wrapped(diagnosis.verdict, width, "bold")
-    for title, parts in bars(diagnosis):
+    for _, title, parts in bars(diagnosis):
         yield from wrapped(f"{title}:", width, "dim")
         yield _bar(parts, width)
         yield from _legend(parts, diagnosis.step_ns, width)
