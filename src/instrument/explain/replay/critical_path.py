@@ -23,7 +23,8 @@ from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
-from .graph import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, Graph
+from .edges import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED
+from .graph import Graph
 from .replay import Change, Replay, Replayer, replay_changed, step_bounds
 
 _FOREVER = 2**62

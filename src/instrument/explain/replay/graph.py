@@ -18,7 +18,9 @@ from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
 from ..metrics.idle import input_ranges
 from . import gpu_waits
+from .edges import ANCHORED, CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, edges, in_order
 from .gpu_waits import RETURN_NS, GpuOrder, median
+from .pieces import Pieces, pieces_of
 
 
 @dataclass(frozen=True)
@@ -234,59 +236,6 @@ def cpu_points(
     return CpuPoints(threads[order], times[order], kinds[order], of[order], np.full(len(order), -1))
 
 
-ANCHORED, ON_CPU, HANDED_OFF, CALLED, LAUNCHED, STREAM, EVENT, RETURNED = range(8)
-"""Kinds of edges; see `Edges`."""
-
-
-class Edges(NamedTuple):
-    """Edges of a graph, one row each.
-
-    Attributes:
-        kind: why the target waits for the source:
-
-            - ANCHORED: the recording starts with the target.
-            - ON_CPU: the CPU works on the same thread in between.
-            - HANDED_OFF: it works on another thread after the source.
-            - CALLED: a call that waits for the GPU takes this time even if the GPU is done.
-            - LAUNCHED: the target is work that the source launches.
-            - STREAM: the source is the work before it on its stream.
-            - EVENT: the source is work on another stream.
-            - RETURNED: the target is the return of a call that waits for the source.
-        source: the node that is waited for; node 0 is the start of the recording.
-        target: the node that waits; edges are in the order of their targets.
-        delay_ns: the time between, without the work of the CPU and of the target.
-        since_ns: the start of the CPU's recorded work in between, for ON_CPU and HANDED_OFF.
-        until_ns: its end.
-    """
-
-    kind: Array
-    source: Array
-    target: Array
-    delay_ns: Array
-    since_ns: Array
-    until_ns: Array
-
-
-def edges(
-    kind: int,
-    source: Array | int,
-    target: Array,
-    delay_ns: Array | int = 0,
-    since_ns: Array | int = 0,
-    until_ns: Array | int = 0,
-) -> Edges:
-    """Return edges of one kind; a number stands for that number in each row."""
-    columns = (kind, source, target, delay_ns, since_ns, until_ns)
-    return Edges(*(np.broadcast_to(np.asarray(column, np.int64), target.shape) for column in columns))
-
-
-def in_order(parts: Sequence[Edges]) -> Edges:
-    """Return all edges, in the order of their targets."""
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    order = np.argsort(columns[2], kind="stable")
-    return Edges(*(column[order] for column in columns))
-
-
 _LONGEST_CALL_NS = 50_000  # of a call that has nothing to wait for; a longer one waits for something unknown
 
 
@@ -327,6 +276,16 @@ class Graph:
     end_nodes: Array
     return_nodes: Array
     incomplete: str
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The nodes in pieces, for a fast replay."""
+        return self.pieces_with(self.edges)
+
+    def pieces_with(self, edges: Edges) -> Pieces:
+        """Return the nodes in pieces, with other edges."""
+        streams = np.append(self.order.stream, 0)[self.work] + 1 + self.thread.max()
+        return pieces_of(edges, np.where(self.work >= 0, streams, self.thread))
 
     @cached_property
     def batches(self) -> dict[int, Intervals]:

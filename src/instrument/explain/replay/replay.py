@@ -15,22 +15,10 @@ from ...read.tables.lanes import group_rows
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
-from .graph import (
-    CALLED,
-    EVENT,
-    HANDED_OFF,
-    LAUNCHED,
-    ON_CPU,
-    RETURNED,
-    STREAM,
-    Edges,
-    Graph,
-    graph_of,
-    has_cpu,
-    times_by_thread,
-)
+from .edges import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges
+from .graph import Graph, graph_of, has_cpu, times_by_thread
+from .pieces import NEVER, times_of
 
-_LONG_AGO = -(2**62)
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
 
 
@@ -61,14 +49,8 @@ def weights(graph: Graph) -> Array:
 
 def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
     """Return the replay of a graph with these edges: each node happens as soon as all edges to it allow."""
-    times = [_LONG_AGO] * len(graph.recorded_ns)
-    times[0] = 0
-    rows = zip(edges.source.tolist(), edges.target.tolist(), weight_ns.tolist(), strict=True)
-    for source, target, weight in rows:
-        time = times[source] + weight
-        if time > times[target]:
-            times[target] = time
-    return Replay(edges, weight_ns, np.array(times, np.int64), removed)
+    pieces = graph.pieces if edges is graph.edges else graph.pieces_with(edges)
+    return Replay(edges, weight_ns, times_of(pieces, edges, weight_ns), removed)
 
 
 def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
@@ -164,23 +146,26 @@ def without_events(*tables: Table, part: float = 1.0) -> Change:
 
 def replay_changed(graph: Graph, change: Change) -> Replay:
     """Return the replay of a graph with a change."""
-    source, weight, kept = graph.edges.source.copy(), weights(graph), np.ones(len(graph.edges.kind), bool)
+    edges, weight, kept = graph.edges, weights(graph), np.ones(len(graph.edges.kind), bool)
     removed = _with_threads_in_its_place(graph, change.cpu)
     for thread, times in removed.items():
         _remove_cpu_work(graph, thread, times, weight, kept)
-    returns = np.isin(graph.edges.target, graph.return_nodes[sorted(change.asynchronous)])
-    kept[returns & (graph.edges.kind == RETURNED)] = False
+    returns = np.zeros(len(graph.recorded_ns), bool)
+    returns[graph.return_nodes[sorted(change.asynchronous)]] = True
+    kept[returns[edges.target] & (edges.kind == RETURNED)] = False
     if change.saved is not None and len(change.saved):
         _shorten_work(graph, change.saved, weight, kept)
     for saved_work in change.work_saved:
         _save_work(graph, saved_work, weight)
     if change.delays_saved:
-        delayed = np.isin(graph.edges.kind, (LAUNCHED, STREAM, EVENT)) & (graph.edges.delay_ns > 0)
-        weight[delayed] -= (graph.edges.delay_ns[delayed] * change.delays_saved).astype(np.int64)
-    if change.overlapped is not None and len(change.overlapped):
-        _overlap_work(graph, change.overlapped, source, kept)
-    columns = graph.edges._replace(source=source)
-    return replay(graph, Edges(*(column[kept] for column in columns)), weight[kept], removed)
+        delayed = np.isin(edges.kind, (LAUNCHED, STREAM, EVENT)) & (edges.delay_ns > 0)
+        weight[delayed] -= (edges.delay_ns[delayed] * change.delays_saved).astype(np.int64)
+    if change.overlapped is None or not len(change.overlapped):
+        weight[~kept] = NEVER
+        return replay(graph, edges, weight, removed)
+    source = _overlap_work(graph, change.overlapped, kept)
+    without = Edges(*(column[kept] for column in edges._replace(source=source)))
+    return replay(graph, without, weight[kept], removed)
 
 
 def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:
@@ -236,9 +221,10 @@ def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> Non
     kept[gone & ((edges.kind == LAUNCHED) | (edges.kind == EVENT))] = False
 
 
-def _overlap_work(graph: Graph, overlapped: Array, source: Array, kept: Array) -> None:
-    """Let no other work wait for this work, neither on its own stream nor on another."""
+def _overlap_work(graph: Graph, overlapped: Array, kept: Array) -> Array:
+    """Let no other work wait for this work, neither on its own stream nor on another; return the new sources."""
     edges = graph.edges
+    source: Array = edges.source.copy()
     before = np.full(len(overlapped), -1)
     for _, rows in group_rows(graph.order.stream):
         last = np.maximum.accumulate(np.where(overlapped[rows], -1, np.arange(len(rows))))[:-1]
@@ -250,6 +236,7 @@ def _overlap_work(graph: Graph, overlapped: Array, source: Array, kept: Array) -
     earlier = before[row[on_stream]]
     kept[on_stream[earlier < 0]] = False
     source[on_stream] = np.where(earlier >= 0, graph.work_nodes[earlier], source[on_stream])
+    return source
 
 
 _MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .critical_path import longest_chain
-from .graph import ANCHORED, CALLED, RETURNED
+from .edges import ANCHORED, CALLED, RETURNED
 from .replay import Change, Replayer, SavedWork, mean_ns
 
 STEP_WAITS = {
