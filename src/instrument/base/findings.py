@@ -133,6 +133,9 @@ class Finding:
         start_ns: when it shows, in ns from the start of the window; None if it has no single time.
         win_bytes: the most memory of the GPU that removing it can free at the peak; None if that is unknown, or it
             is not about memory.
+        change: its removal as `instrument whatif` takes it, such as "--workers 4"; empty if no replay can show it.
+        hidden_ns: the most time per step that removing it could win once what bounds the step is gone; None if
+            that is not more than ``win_ns``.
     """
 
     rule: str = ""
@@ -147,6 +150,8 @@ class Finding:
     replayed_ns: int | None = None
     start_ns: int | None = None
     win_bytes: int | None = None
+    change: str = ""
+    hidden_ns: int | None = None
 
     @property
     def likely_win_ns(self) -> int | None:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -68,6 +68,15 @@ class Part:
         return "changed" if self.after_calls else "gone"
 
 
+CHANGES = {
+    "gone": "Findings that are gone:",
+    "new": "New findings:",
+    "became visible": "Findings that something else hid before:",
+    "became hidden": "Findings that something else hides now:",
+}
+"""What can become of a finding, with the words above such findings."""
+
+
 @dataclass(frozen=True)
 class Comparison(Page):
     """What changed between two recordings.
@@ -85,6 +94,8 @@ class Comparison(Page):
         notes: other differences between the recordings.
         gone: the findings of the first diagnosis that the second one lacks.
         new: the findings of the second that the first one lacks.
+        became_visible: those of the second that something else hid in the first.
+        became_hidden: those of the first that something else hides in the second.
         lengths_ns: the lengths of the steps before and after, in their order.
         before: the first diagnosis.
         after: the second diagnosis.
@@ -103,6 +114,12 @@ class Comparison(Page):
     lengths_ns: tuple[tuple[int, ...], tuple[int, ...]]
     before: Diagnosis
     after: Diagnosis
+    became_visible: tuple[Finding, ...] = ()
+    became_hidden: tuple[Finding, ...] = ()
+
+    def findings(self) -> dict[str, tuple[Finding, ...]]:
+        """Return the findings that differ, by what became of them."""
+        return {name: getattr(self, name.replace(" ", "_")) for name in CHANGES}
 
     @property
     def have_steps(self) -> bool:
@@ -348,11 +365,13 @@ def compare(
         tested.detectable,
         reasons,
         tuple(each.text for each in different if not each.prevents),
-        _without(one.worth(), two.worth()),
-        _without(two.worth(), one.worth()),
+        _without(one.worth(), (*two.worth(), *two.hidden)),
+        _without(two.worth(), (*one.worth(), *one.hidden)),
         (tuple(samples[0].tolist()), tuple(samples[1].tolist())),
         one,
         two,
+        _among(two.worth(), one.hidden),
+        _among(one.worth(), two.hidden),
     )
 
 
@@ -397,10 +416,16 @@ def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[P
     return tuple(sorted(parts, key=lambda part: -abs(part.ns)))
 
 
-def _without(findings: list[Finding], others: list[Finding]) -> tuple[Finding, ...]:
+def _without(findings: Iterable[Finding], others: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return the findings whose rule and place the others lack."""
     places = set(map(_rule_and_place, others))
     return tuple(each for each in findings if _rule_and_place(each) not in places)
+
+
+def _among(findings: Iterable[Finding], others: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return the findings whose rule and place the others have, too."""
+    places = set(map(_rule_and_place, others))
+    return tuple(each for each in findings if _rule_and_place(each) in places)
 
 
 def _rule_and_place(finding: Finding) -> tuple[str, ...]:
@@ -419,8 +444,8 @@ def as_dict(change: Comparison) -> dict[str, Any]:
     ``verdict``, ``before_ns``, ``after_ns``, ``delta_ns``, ``relative``, ``p_value``, ``detectable``, ``reasons``,
     ``notes`` and ``steps`` are attributes of `Comparison`. ``before`` and ``after`` are the paths. ``kinds`` are
     the differences by kind, each with ``ns`` and ``definition``; ``parts`` are all parts with the attributes of
-    `Part` and their ``ns`` and ``change``. Both add up to ``delta_ns``. ``gone`` and ``new`` are findings, each
-    with ``rule``, ``title`` and ``where``.
+    `Part` and their ``ns`` and ``change``. Both add up to ``delta_ns``. ``gone``, ``new``, ``became_visible`` and
+    ``became_hidden`` are findings, each with ``rule``, ``title`` and ``where``.
     """
     return {
         "verdict": change.verdict,
@@ -430,7 +455,9 @@ def as_dict(change: Comparison) -> dict[str, Any]:
         "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
         "parts": [vars(part) | {"ns": part.ns, "change": part.change} for part in change.parts],
         **{
-            name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
-            for name, findings in (("gone", change.gone), ("new", change.new))
+            name.replace(" ", "_"): [
+                {"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings
+            ]
+            for name, findings in change.findings().items()
         },
     }

@@ -165,7 +165,7 @@ def diagnosis_of(
     what_if: bool = True,
 ) -> Diagnosis:
     """Return what the rules find in the facts of one trace."""
-    findings, abstained, failed = apply_rules(facts, rules, thresholds, what_if=what_if)
+    applied = apply_rules(facts, rules, thresholds, what_if=what_if)
     verdict: Verdict = verdict_of(facts)
     idle = facts.idle.totals() if facts.gpu else {}
     return Diagnosis(
@@ -175,7 +175,8 @@ def diagnosis_of(
         parts=verdict.parts,
         coverage=verdict.coverage,
         waits=verdict.waits,
-        findings=findings,
+        findings=applied.findings,
+        hidden=applied.hidden,
         rank=facts.trace.rank,
         has_steps=bool(facts.trace.steps),
         steps=facts.steps,
@@ -186,8 +187,8 @@ def diagnosis_of(
         goodput=goodput_of(facts),
         memory=facts.memory_use,
         snapshot=facts.snapshot,
-        abstained=abstained,
-        failed=failed,
+        abstained=applied.abstained,
+        failed=applied.failed,
         metrics=facts.metrics,
         roofline=facts.roofline,
         regions=outermost_regions(facts),

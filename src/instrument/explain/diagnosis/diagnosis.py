@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +24,13 @@ from ..metrics.memory_use import CATEGORIES, MemoryUse, megabytes
 from ..metrics.metrics import Metrics
 from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.replay import Replayer
+from ..replay.requests import Speed, Words
 from ..replay.step_waits import STEP_WAITS, StepWaits
-from ..replay.what_if import Speed, WhatIf, Words, what_if
-from ..rules.rule import RULES
+from ..replay.what_if import WhatIf, what_if
+from ..rules.rule import RULES, fix_of
 from ..rules.trace_facts import TraceFacts
 from .longest import IdleGap, RegionTimes, joined_regions
+from .plan import Plan, plan_of
 from .verdict import Bound, definition_of_part
 
 if TYPE_CHECKING:
@@ -54,6 +57,7 @@ class Diagnosis(Page):
             `instrument.explain.diagnosis.verdict.PARTS`.
         coverage: the evidence that the verdict is based on, or what prevents a bound.
         findings: the findings, those with the most time to win first.
+        hidden: what rules found that wins nothing because something else takes longer.
         rank: the rank of the trace; None if it does not say.
         has_steps: whether the trace has steps.
         steps: the number of recorded steps; 1 without steps, as the whole window then counts as one.
@@ -116,6 +120,7 @@ class Diagnosis(Page):
     snapshot: MemorySnapshot | None = field(default=None, compare=False)
     stretch_range: tuple[float, float] | None = None
     waits: StepWaits | None = None
+    hidden: tuple[Finding, ...] = ()
 
     @property
     def replayer(self) -> Replayer | None:
@@ -259,17 +264,41 @@ class Diagnosis(Page):
         overlap: Words = (),
         launch: float | str | None = None,
         replace: Words | Mapping[str, str] = (),
+        workers: int | str | None = None,
+        fuse: Words = (),
+        fix: Words = (),
     ) -> WhatIf:
         """Return the step as it would be with a change; see `instrument.explain.replay.what_if.what_if`.
 
         >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP
         118246000
         """
-        if self.replayer is None:
-            raise ValueError("only a diagnosis from instrument.diagnose has a trace to replay")
+        facts = self._replayed_facts()
         return what_if(
-            self.replayer, without=without, speed=speed, overlap=overlap, launch=launch, replace=replace
+            facts.replayer,
+            without=without,
+            speed=speed,
+            overlap=overlap,
+            launch=launch,
+            replace=replace,
+            workers=workers,
+            fuse=fuse,
+            fix=fix,
+            fixed=partial(fix_of, facts),
         )
+
+    def plan(self) -> Plan:
+        """Return what to change first, and what each change wins after those before it."""
+        return self._plan
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_of(self._replayed_facts(), (*self.findings, *self.hidden))
+
+    def _replayed_facts(self) -> TraceFacts:
+        if self.facts is None:
+            raise ValueError("only a diagnosis from instrument.diagnose has a trace to replay")
+        return self.facts
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON text; see `as_dict` for its keys."""
@@ -336,6 +365,11 @@ DEFINITIONS = {
     "findings.start_ns": "When it shows, in ns from the start of the window; null if it has no single time.",
     "replay.self_error": "Median over the steps of |replayed - recorded| / recorded.",
     "replay.max_error": "Maximum over the steps of |replayed - recorded| / recorded.",
+    "findings.hidden_ns": "The most time in ns per step that it could win once what bounds the step is gone.",
+    "plan.recorded_ns": "Mean time of a recorded step in ns.",
+    "plan.rows.before_ns": "Predicted time of a step in ns with the changes of the rows before.",
+    "plan.rows.step_ns": "Predicted time of a step in ns with this change, too.",
+    "plan.self_error": "As replay.self_error.",
     "findings.coverage": "Share of the GPU time or calls for which the trace has what the rule needs.",
     "roofline.calls": "Calls of the operator with these sizes in the window that launched kernels.",
     "roofline.gpu_ns": "Sum of the durations of these kernels in ns.",
@@ -399,7 +433,14 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     - ``win_ns`` (the most time per step that removing it can win, or null), ``replayed_ns`` (what a replay without
       it wins, or null), ``win_share`` (win_ns / step), ``win_bytes`` (the most memory that it can free, or null);
     - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
+    - ``change`` (its removal as ``instrument whatif`` takes it; empty if no replay shows it), ``hidden_ns`` (the
+      most that it could win once what bounds the step is gone, or null);
     - ``coverage`` (a share, or null), ``fix`` (null, or ``text``, ``before``, ``after``).
+
+    ``hidden`` holds findings that win nothing now because something else takes longer. ``plan`` (null without a
+    trace) has ``rows``: the changes in the order in which to make them, each with ``change``, ``text``,
+    ``before_ns``, ``step_ns``, and ``bound`` of the step then; ``recorded_ns``, ``self_error`` of the replay,
+    ``abstained`` (null, or why there is no plan), and ``whatif``: all changes as one command takes them.
     """
     return {
         "version": VERSION,
@@ -417,7 +458,11 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },
         "goodput": diagnosis.goodput,
-        "findings": [_finding(finding, diagnosis.step_ns) for finding in diagnosis.findings],
+        **{
+            name: [_finding(finding, diagnosis.step_ns) for finding in findings]
+            for name, findings in (("findings", diagnosis.findings), ("hidden", diagnosis.hidden))
+        },
+        "plan": diagnosis.facts and diagnosis.plan().as_dict(),
         "idle_gaps": [gap._asdict() | {"where": _where(gap.where)} for gap in diagnosis.idle_gaps],
         "regions": [each._asdict() for each in diagnosis.regions],
         "abstained": diagnosis.abstained,
@@ -471,13 +516,16 @@ def _snapshot(snapshot: MemorySnapshot) -> dict[str, Any] | None:
     return None if device is None else memory_as_dict(snapshot, device)
 
 
+_WINS = ("start_ns", "win_ns", "replayed_ns", "win_bytes", "change", "hidden_ns")
+
+
 def _finding(finding: Finding, step_ns: float) -> dict[str, Any]:
     rule = RULES.get(finding.rule)
     return {
         **{name: getattr(finding, name) for name in ("rule", "severity", "confidence", "title")},
         "meaning": (rule.function.__doc__ or "").partition("\n")[0] if rule else "",
         "where": _where(finding.where),
-        **{name: getattr(finding, name) for name in ("start_ns", "win_ns", "replayed_ns", "win_bytes")},
+        **{name: getattr(finding, name) for name in _WINS},
         "win_share": None if finding.win_ns is None or not step_ns else finding.win_ns / step_ns,
         "evidence": [each._asdict() for each in finding.evidence],
         "coverage": finding.coverage,

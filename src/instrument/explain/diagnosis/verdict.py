@@ -131,14 +131,11 @@ def verdict_of(facts: TraceFacts) -> Verdict:
 def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
     """Return the verdict by what the steps wait for, and what they win without it."""
     waits, percent = step_waits(facts.replayer), 100 / max(facts.step_ns, 1)
-    most = max(waits.wins.values())
-    if most * percent < 100 * _CLOSE:
+    named = waits.bounds(facts.step_ns)
+    if not named:
         return _of_balance(facts, waits, parts)
-    tied = [name for name, ns in waits.wins.items() if (most - ns) * percent <= 100 * _CLOSE]
-    named = sorted(tied, key=lambda name: -waits.parts[name])[:2]
-    memory, evidence = _memory_share(facts)
-    kernels: Bound | None = None if memory is None else "memory" if memory > 1 / 2 else "compute"
-    bounds = [kernels if name == "compute" else cast(Bound, name) for name in named]
+    _, evidence = _memory_share(facts)
+    bounds = [bound_of(facts, name) for name in named]
     said = [
         f"{waits.parts[name] * percent:.0f} % {verb}for {_waited_for(facts, bound)} "
         f"({waits.wins[name] * percent:.0f} % shorter without)"
@@ -147,6 +144,14 @@ def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
     text = f"Bound by {bounds[0] or 'kernels'}: of {_what(facts)}, {', '.join(said)}." + _uneven_gpus(facts)
     coverage = _evidence_of_replay(facts) + f"; compute or memory: {evidence}" * ("compute" in named)
     return Verdict(bounds[0], text, parts, coverage, waits)
+
+
+def bound_of(facts: TraceFacts, name: str) -> Bound | None:
+    """Return the bound by the name of a class of `STEP_WAITS`; None for kernels whose limit is unknown."""
+    if name != "compute":
+        return cast(Bound, name)
+    memory, _ = _memory_share(facts)
+    return None if memory is None else "memory" if memory > 1 / 2 else "compute"
 
 
 def _of_balance(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -> Verdict:

@@ -292,12 +292,12 @@ class Graph:
         """When the loop waits for its next batch, by thread."""
         return times_by_thread(*input_ranges(self.trace))
 
-    def inside_ns(self, edges: Array, times: Mapping[int, Intervals]) -> Array:
+    def inside_ns(self, edges: Edges, rows: Array, times: Mapping[int, Intervals]) -> Array:
         """Return for how long the CPU's work of each of these edges is in the times of its thread, in ns."""
-        inside, thread = np.zeros(len(edges), np.int64), self.thread[self.edges.target[edges]]
+        inside, thread = np.zeros(len(rows), np.int64), self.thread[edges.target[rows]]
         for number, own_times in times.items():
             own = np.flatnonzero(thread == number)
-            since, until = self.edges.since_ns[edges[own]], self.edges.until_ns[edges[own]]
+            since, until = edges.since_ns[rows[own]], edges.until_ns[rows[own]]
             inside[own] = covered_ns(own_times, since, until)
         return inside
 

@@ -95,6 +95,7 @@ class Change:
             the earlier ones leave.
         delays_saved: the part that is saved of the delays before GPU work: after its launch, after the work before
             it, and after an event.
+        least_ns: the least length of a step in ns: what loads its batches takes so long.
     """
 
     cpu: Mapping[int, Intervals] = field(default_factory=dict)
@@ -103,6 +104,7 @@ class Change:
     overlapped: Array | None = None
     work_saved: tuple[SavedWork, ...] = ()
     delays_saved: float = 0.0
+    least_ns: int = 0
 
     def __bool__(self) -> bool:
         parts = self.cpu, self.asynchronous, self.work_saved, self.delays_saved
@@ -124,6 +126,7 @@ class Change:
             _both(self.overlapped, other.overlapped, np.logical_or),
             self.work_saved + other.work_saved,
             1 - (1 - self.delays_saved) * (1 - other.delays_saved),
+            max(self.least_ns, other.least_ns),
         )
 
 
@@ -200,9 +203,9 @@ def _save_work(graph: Graph, saved: SavedWork, weight: Array) -> None:
     works = np.flatnonzero((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF))
     whole = edges.until_ns[works] - edges.since_ns[works]
     if saved.times is None:
-        inside = whole - graph.inside_ns(works, graph.batches)
+        inside = whole - graph.inside_ns(edges, works, graph.batches)
     else:
-        inside = graph.inside_ns(works, _with_threads_in_its_place(graph, saved.times))
+        inside = graph.inside_ns(edges, works, _with_threads_in_its_place(graph, saved.times))
     share = np.clip(inside / np.maximum(whole, 1), 0, 1)
     weight[works] -= np.rint(weight[works] * share * saved.part).astype(np.int64)
 
@@ -331,7 +334,7 @@ class Replayer:
         """
         before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
         longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
-        predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
+        predicted = max(mean_ns(np.maximum(self.recorded_ns + longer, 0)), change.least_ns)
         if not change.slows:
             graph, recorded = self.graph, mean_ns(self.recorded_ns)
             on_cpu = graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])

@@ -11,7 +11,6 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import count, duration
 from ...read.tables.intervals import covered_ns, total_ns
 from ..metrics.collectives import BYTES
-from ..replay.replay import Change
 from .idle import percent_of_step
 from .rule import rule
 from .trace_facts import TraceFacts, Win, require
@@ -34,7 +33,7 @@ def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     """
     require(facts.communication.any(), "nothing communicates")
     exposed_ns = _exposed_ns(facts)
-    win = Win(facts.per_step(exposed_ns), lambda: Change(overlapped=facts.replayer.communication))
+    win = facts.win_by("--overlap communication", facts.per_step(exposed_ns))
     gpu = facts.gpu
     rows = np.flatnonzero(facts.communication)
     alone = gpu.duration_ns[rows] - covered_ns(facts.activity.compute, gpu.start_ns[rows], gpu.end_ns[rows])

@@ -17,7 +17,7 @@ from ...read.tables.nest import inside_rows
 from ...read.tables.table import MEMCPY, MEMSET, Array, Table
 from ..metrics.tables import sum_by_group, unique_codes
 from ..replay.replay import Change
-from ..replay.what_if import without_copies
+from ..replay.requests import without_copies
 from .rule import rule
 from .trace_facts import TraceFacts, Win, both
 

@@ -11,20 +11,16 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import count, counted, duration
 from ...read.measures.launches import GRAPH_LAUNCH
 from ...read.tables.intervals import merge_overlaps
-from ...read.tables.nest import inside_rows
 from ...read.tables.table import Array
 from ..metrics.idle import INPUT
 from ..metrics.tables import sum_by_group
-from ..replay.replay import Change, without_events
+from ..replay.requests import is_fused, launched_inside, optimizer_ranges
 from .idle import idle_of, percent_of_step
 from .rule import rule
-from .trace_facts import MissingEvidenceError, TraceFacts, Win, both, require
+from .trace_facts import MissingEvidenceError, TraceFacts, both, require
 
-_FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
 QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|DeviceGetAttribute")
 """Calls of the runtime that ask for occupancy, or for attributes of kernels and devices."""
-
-_OPTIMIZER = r"^Optimizer\.step#|^optimizer$"
 
 
 @rule("launch-overhead", on_cpu=True, gpu=True)
@@ -37,7 +33,7 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     nsys-ai takes kernels shorter than 10 us as a sign; the threshold, 5 % of the step, is half of xprof's for all
     idle time.
     """
-    win = Win(facts.per_step(facts.idle.total("launch_overhead")), lambda: _without_launches(facts))
+    win = facts.win_by("--launch 0.1x", facts.per_step(facts.idle.total("launch_overhead")))
     if facts.share(win) < share or not facts.kernels:
         return
     long = facts.idle.long_gaps("launch_overhead")
@@ -65,14 +61,6 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
         ),
         coverage=facts.metrics.about("gaps_device_ns").coverage,
     )
-
-
-def _without_launches(facts: TraceFacts) -> Change:
-    """Return the change in which operators and launches cost the CPU nothing, as in the replay of a CUDA graph."""
-    operators, runtime = facts.trace.operators, facts.trace.runtime
-    launches = np.unique(facts.trace.gpu.launch[facts.trace.gpu.launch >= 0])
-    outer = (operators.parent < 0) & ~operators.matching("name", INPUT)
-    return without_events(operators.where(outer), runtime.where(launches))
 
 
 def _busy_elsewhere(facts: TraceFacts, win: int, long: Array) -> Finding:
@@ -198,22 +186,21 @@ def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Fin
     parameters with one kernel. The time to win is the optimizer's time on the CPU, at most the time that the GPU
     idles for later launches, and the time of its kernels.
     """
-    trace = facts.trace
-    tables = ((trace.regions, "region"), (trace.operators, "operator"))
-    steps = [(table, link, rows) for table, link in tables if len(rows := facts.rows_matching(table, _OPTIMIZER))]
-    require(steps, "the trace has no range of an optimizer")
-    table, link, rows = steps[0]
-    inside = np.append(inside_rows(rows, table.parent), False)
-    rows_of_work = np.flatnonzero(inside[facts.gpu[link]])
+    found = optimizer_ranges(facts.trace)
+    if found is None:
+        raise MissingEvidenceError("the trace has no range of an optimizer")
+    table, link, rows = found
+    rows_of_work = np.flatnonzero(launched_inside(table, rows, facts.gpu[link]))
     work = facts.gpu.where(rows_of_work)
-    fused = work.matching("name", _FUSED)
+    fused = is_fused(work)
     alone = work.where(~fused)
     rows_alone = rows_of_work[~fused]
     per_step = facts.calls(len(alone))
     if per_step < kernels or fused.sum() > len(alone):
         return
     ranges, cpu_ns = facts.of_one_process(table.where(rows))
-    win = both(facts.cpu_win(ranges), facts.gpu_win(rows_alone))
+    most = both(facts.cpu_win(ranges), facts.gpu_win(rows_alone))
+    win = facts.win_by("--fuse optimizer", most, most.hidden_ns)
     yield facts.finding(
         f"The optimizer launches {count(per_step)} kernels {facts.each_gpu_step}, most for one parameter each",
         facts.gpu_count("kernels_per_step", len(alone), "GPU work of the optimizer per step."),

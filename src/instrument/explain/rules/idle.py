@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -15,7 +16,7 @@ from ...read.tables.intervals import clip, covered_ns, total_ns
 from ...read.tables.table import Table
 from ..metrics import idle
 from ..replay.replay import Change, without_events
-from ..replay.what_if import contexts_of_waits
+from ..replay.requests import contexts_of_waits
 from .rule import rule
 from .trace_facts import TraceFacts, Win, require
 
@@ -55,7 +56,8 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     workers = "MultiProcess" in name
     part = _part_to_win(facts, waited) if single else 1.0
     all_ns = facts.per_step(facts.idle.total("input")) if has_gpu_times else waited
-    win = Win(round(all_ns * part), lambda: without_events(*tables, part=part))
+    words = f"--workers {_workers(facts, waited)}" if single else "--without dataloader"
+    win = facts.win_by(words, round(all_ns * part))
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
     share_of_step = "the GPU idles " * has_gpu_times + percent_of_step(facts, win)
     yield facts.finding(
@@ -123,7 +125,12 @@ def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     require(facts.trace.runtime or facts.trace.syncs, "the trace has no calls of the runtime")
     budget = facts.per_step(facts.idle.total("synchronization"))
     for sync in facts.syncs.syncs:
-        win = Win(min(sync.win_ns or 0, budget), partial(_asynchronous, facts, sync))
+        win_ns = min(sync.win_ns or 0, budget)
+        win = (
+            facts.win_by(f"--without {shlex.quote(f'sync:{sync.site}')}", win_ns)
+            if sync.site
+            else Win(win_ns, partial(_asynchronous, facts, sync))
+        )
         budget -= win
         yield facts.finding(
             f"{sync.op} makes the CPU wait for the GPU, which then idles {duration(win)} {facts.each_step}",
@@ -147,11 +154,10 @@ def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
 
 
 def _asynchronous(facts: TraceFacts, sync: SyncFinding) -> Change:
-    """Return the change in which the synchronizations of a line no longer wait."""
-    contexts = contexts_of_waits(facts.replayer.graph)
-    at = sync.site or sync.via
-    own = [row for row, each in enumerate(contexts) if (each.site or each.via) == at and each.op == sync.op]
-    return Change(asynchronous=frozenset(own))
+    """Return the change in which the synchronizations of an operation without a line no longer wait."""
+    rows = enumerate(contexts_of_waits(facts.replayer.graph))
+    same = (None, sync.via, sync.op)
+    return Change(asynchronous=frozenset(row for row, each in rows if (each.site, each.via, each.op) == same))
 
 
 @rule("garbage-collection", on_cpu=True, gpu=True, share=0.01)

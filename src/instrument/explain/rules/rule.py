@@ -7,10 +7,12 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 from ...base.config import settings
 from ...base.findings import Evidence, Finding, Fix, Severity, Site, Where
+from ..replay.replay import Change
+from ..replay.requests import joined
 from .trace_facts import MissingEvidenceError, TraceFacts, Win
 
 GROUP = "instrument.rules"
@@ -44,8 +46,8 @@ class Rule:
         own = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
         return own if self.share is None else own | {"share": self.share}
 
-    def findings(self, facts: TraceFacts, changed: Mapping[str, float]) -> Iterator[Finding]:
-        """Yield what the rule finds with these thresholds changed.
+    def findings(self, facts: TraceFacts, changed: Mapping[str, float]) -> Iterator[tuple[Finding, bool]]:
+        """Yield what the rule finds with these thresholds changed, and whether something else hides it.
 
         Raises:
             MissingEvidenceError: the trace lacks what it needs.
@@ -57,7 +59,9 @@ class Rule:
         for finding in self.function(facts, **values):
             check_finding(finding, facts.step_ns)
             if share is None or facts.share(finding.win_ns or 0) >= share:
-                yield finding
+                yield finding, False
+            elif (win := facts.win_of(finding)) and facts.share(win.hidden_ns) >= share:
+                yield finding, True
 
     def check(self, values: Mapping[str, Any]) -> None:
         """Check thresholds that a user gives.
@@ -139,16 +143,30 @@ _WORTH = 0.01  # of a step, to be replayed
 _ROUNDED = 1.001  # a win may exceed the step by this factor
 
 
+class Applied(NamedTuple):
+    """What rules found in the facts of a trace.
+
+    Attributes:
+        findings: the findings by time to win.
+        hidden: those that win nothing because something else takes longer, by the time that they hide.
+        abstained: the rules that abstained, each with the reason.
+        failed: those that failed; what a rule found before it failed counts.
+    """
+
+    findings: tuple[Finding, ...]
+    hidden: tuple[Finding, ...]
+    abstained: dict[str, str]
+    failed: dict[str, str]
+
+
 def apply_rules(
     facts: TraceFacts,
     rules: Collection[Rule],
     thresholds: Mapping[str, Mapping[str, float]],
     *,
     what_if: bool = True,
-) -> tuple[tuple[Finding, ...], dict[str, str], dict[str, str]]:
-    """Return the findings by time to win, the rules that abstained, and those that failed, each with the reason.
-
-    What a rule found before it failed counts.
+) -> Applied:
+    """Return what rules find.
 
     Args:
         facts: the facts.
@@ -157,22 +175,42 @@ def apply_rules(
         what_if: whether the steps are replayed without the cause of each finding worth more than 1 % of a step.
     """
     abstained, failed = dict[str, str](), dict[str, str]()
-    made: list[tuple[Rule, Finding]] = []
+    made: list[tuple[Rule, Finding, bool]] = []
     for by in rules:
         try:
-            made.extend((by, finding) for finding in by.findings(facts, thresholds.get(by.name, {})))
+            made.extend((by, *found) for found in by.findings(facts, thresholds.get(by.name, {})))
         except MissingEvidenceError as reason:
             abstained[by.name] = str(reason)
         except (Exception, SystemExit) as error:  # one rule must not hide what the others found
             if settings.strict:
                 raise
             failed[by.name] = repr(error)
-    located = facts.located([finding for _, finding in made])
-    findings = [
-        _finished(facts, by, finding, facts.win_of(as_made) if what_if else None)
-        for (by, as_made), finding in zip(made, located, strict=True)
+    located = facts.located([finding for _, finding, _ in made])
+    finished = [
+        (hidden, _finished(facts, by, finding, facts.win_of(as_made), replayed=what_if and not hidden))
+        for (by, as_made, hidden), finding in zip(made, located, strict=True)
     ]
-    return tuple(sorted(findings, key=_order)), abstained, failed
+    seen, unseen = ([finding for hidden, finding in finished if hidden is which] for which in (False, True))
+    by_time = sorted(unseen, key=lambda finding: -(finding.hidden_ns or 0))
+    return Applied(tuple(sorted(seen, key=_order)), tuple(by_time), abstained, failed)
+
+
+def fix_of(facts: TraceFacts, name: str) -> Change:
+    """Return the removal of all that a rule finds, hidden or not.
+
+    Raises:
+        ValueError: there is no such rule, or no replay can show what it finds.
+    """
+    if name not in RULES:
+        raise ValueError(f'"fix" must hold names of rules, which docs/rules.md lists: {name!r:.200}')
+    try:
+        wins = [facts.win_of(finding) for finding, _ in RULES[name].findings(facts, {})]
+    except MissingEvidenceError as reason:
+        raise ValueError(f"the rule {name!r} abstains: {reason}") from None
+    changes = [win.change() for win in wins if win is not None]
+    if not changes:
+        raise ValueError(f"the rule {name!r} finds nothing that a replay can remove")
+    return joined(changes)
 
 
 def _order(finding: Finding) -> tuple[float, int, float, str]:
@@ -227,10 +265,14 @@ def _check_number(name: str, value: Any, least: float = 0, most: float = math.in
         raise ValueError(f'"{name}" must be {accepted}: {value!r}')
 
 
-def _finished(facts: TraceFacts, by: Rule, finding: Finding, win: Win | None) -> Finding:
+def _finished(facts: TraceFacts, by: Rule, finding: Finding, win: Win | None, *, replayed: bool) -> Finding:
     """Return a finding with the name of its rule, with what a replay wins, and with a note on inflated times."""
-    replayed_ns = facts.replayed_ns(win) if win is not None and facts.share(win) > _WORTH else finding.replayed_ns
-    finding = replace(finding, rule=by.name, replayed_ns=replayed_ns)
+    finding = replace(finding, rule=by.name)
+    if win is not None:
+        replayed_ns = facts.replayed_ns(win) if replayed and facts.share(win) > _WORTH else finding.replayed_ns
+        hidden_ns = win.hidden_ns if win.hidden_ns > win else None
+        words = win.words or f"--fix {by.name}"
+        finding = replace(finding, replayed_ns=replayed_ns, change=words, hidden_ns=hidden_ns)
     stretch = facts.stretch
     if not by.on_cpu or stretch is None or not stretch.differs or stretch.ratio <= _STRETCHED:
         return finding

@@ -34,6 +34,7 @@ from ..metrics.roofline import GpuPeak, Roofline, roofline
 from ..metrics.tables import one_of
 from ..metrics.utilization import Activity, activity
 from ..replay.replay import Change, Replayer, mean_ns, without_events
+from ..replay.requests import Request, joined
 from ..waits.audit import audit
 from ..waits.report import SyncReport
 from ..waits.trace_context import TraceContext
@@ -48,14 +49,18 @@ class Win(int):
 
     Attributes:
         change: returns the removal, for a replay.
+        words: the removal in the words of `instrument.explain.replay.requests.Request`; empty if it has none.
+        hidden_ns: the most that it could win if nothing else took longer.
     """
 
     change: Callable[[], Change]
+    words: str
+    hidden_ns: int
 
-    def __new__(cls, ns: int, change: Callable[[], Change]) -> Win:
+    def __new__(cls, ns: int, change: Callable[[], Change], words: str = "", hidden_ns: int = 0) -> Win:
         """Return a saving of ``ns``."""
         win = super().__new__(cls, ns)
-        win.change = change
+        win.change, win.words, win.hidden_ns = change, words, max(hidden_ns, ns)
         return win
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,12 +69,12 @@ class Win(int):
 
     def at_most(self, ns: int) -> Win:
         """Return this win, limited to ``ns``."""
-        return Win(min(self, ns), self.change)
+        return Win(min(self, ns), self.change, self.words, min(self.hidden_ns, ns))
 
 
 def both(one: Win, other: Win) -> Win:
     """Return the win of both changes at once."""
-    return Win(one + other, lambda: one.change() | other.change())
+    return Win(one + other, lambda: one.change() | other.change(), "", one.hidden_ns + other.hidden_ns)
 
 
 _HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
@@ -420,7 +425,8 @@ class TraceFacts:
             times, beside = self.times_of(mine), self.times_of(others)
             saved_ns = float((self.gpu.duration_ns[mine] * part[mine]).sum())
             most = max(most, min(saved_ns, total_ns(times) - overlap_ns(times, beside)))
-        return Win(self.per_step(min(most, self.gpu_limited_ns)), lambda: self.saving(rows, saved))
+        win_ns = self.per_step(min(most, self.gpu_limited_ns))
+        return Win(win_ns, lambda: self.saving(rows, saved), hidden_ns=self.per_step(most))
 
     def saving(self, rows: Array, saved: Array | float = 1.0) -> Change:
         """Return the change in which this work of `gpu` saves a part of its duration, by default all of it."""
@@ -453,11 +459,22 @@ class TraceFacts:
             *without: the events, which a replay leaves out.
             but_ns: the part of their time that the CPU still needs.
         """
-        bounds = [
-            self.cpu_bound_ns(process, times, but_ns)
-            for process, times in times_by_process(self.process_of, without).items()
-        ]
-        return Win(self.per_step(max(bounds, default=0)), lambda: without_events(*without))
+        by_process = times_by_process(self.process_of, without)
+        bounds = [self.cpu_bound_ns(process, times, but_ns) for process, times in by_process.items()]
+        saved_ns = max((total_ns(times) - but_ns for times in by_process.values()), default=0)
+        win_ns, hidden_ns = self.per_step(max(bounds, default=0)), self.per_step(saved_ns)
+        return Win(win_ns, lambda: without_events(*without), hidden_ns=hidden_ns)
+
+    def win_by(self, words: str, ns: int, hidden_ns: int = 0) -> Win:
+        """Return how much of a step can be won with a change in the words of `Request`."""
+
+        def change() -> Change:
+            try:
+                return joined(each for _, each in Request.from_words(words).changes(self.replayer))
+            except ValueError:  # what a rule sees in the trace is not on a thread that is replayed
+                return Change()
+
+        return Win(ns, change, words, hidden_ns)
 
     def cpu_bound_ns(self, process: int, times: Intervals, but_ns: int = 0) -> int:
         """Return the most that the steps can win if a process saves these times, but not ``but_ns`` of them."""

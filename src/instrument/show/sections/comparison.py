@@ -48,7 +48,7 @@ def _summary(change: Comparison) -> dict[str, Any]:
     ]
     if change.p_value is not None and change.detectable is not None:
         figures += [("p-value", f"{change.p_value:.4f}"), ("detectable", f"{100 * change.detectable:.1f} %")]
-    nothing = () if change.gone or change.new else ("No finding is gone or new.",)
+    nothing = () if any(change.findings().values()) else ("No finding is gone or new.",)
     return summary_section("Verdict", figures, (*details(change), *_recordings(change), *nothing))
 
 
@@ -92,11 +92,7 @@ def _findings(change: Comparison) -> dict[str, Any] | None:
     columns = {
         "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip
-    rows = [
-        _finding(name, finding)
-        for name, findings in (("new", change.new), ("gone", change.gone))
-        for finding in findings
-    ]
+    rows = [_finding(name, finding) for name, findings in change.findings().items() for finding in findings]
     caption = "Findings of one side only, with the time per step that each would win there"
     return table_section("findings", "Findings gone and new", caption, columns, rows)
 

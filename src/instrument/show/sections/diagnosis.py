@@ -26,7 +26,7 @@ from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
 from ...read.tables.table import MEMCPY, Array, Table
 from ..page.document import document, table_section
-from ..text.diagnosis import bars, evidence_texts, value_of
+from ..text.diagnosis import bars, evidence_texts, hidden_texts, hidden_title, plan_note, value_of
 from .memory import sections_of
 
 _CLASSES = {
@@ -109,6 +109,22 @@ def _figures(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, text in CAUSES.items()}
+
+
+def plan_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """Return what to change first; None without a plan."""
+    plan = diagnosis.plan() if diagnosis.facts else None
+    if plan is None or not plan.rows:
+        return None
+    hidden = [f"{hidden_title(diagnosis)}: {'; '.join(hidden_texts(diagnosis))}."] if diagnosis.hidden else []
+    return {
+        "id": "plan",
+        "type": "plan",
+        "title": "Plan",
+        "recorded_ns": plan.recorded_ns,
+        "rows": [row._asdict() for row in plan.rows],
+        "notes": [shown_lines(text) for text in (plan_note(diagnosis), *hidden)],
+    }
 
 
 def timeline_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
@@ -361,6 +377,7 @@ def page_of(diagnosis: Diagnosis, *, serve: Mapping[str, str | int] | None = Non
     sections = (
         overview_section(diagnosis),
         findings_section(diagnosis),
+        plan_section(diagnosis),
         timeline_section(diagnosis),
         flame_section(diagnosis),
         *memory_sections(diagnosis),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...base.units import counted, duration, signed_duration
-from ...explain.comparison.comparison import Comparison, Part, details, headline
+from ...explain.comparison.comparison import CHANGES, Comparison, Part, details, headline
 from ...explain.replay.critical_path import CriticalPath
 from ...explain.replay.what_if import WhatIf
 from ..text.lines import line
@@ -17,15 +17,15 @@ _WORTH = 0.01  # of the difference: smaller parts are not shown
 
 
 def comparison_report(change: Comparison) -> Iterator[Block]:
-    """Yield the verdict, the parts of the difference, and the findings that are gone and new."""
+    """Yield the verdict, the parts of the difference, and the findings that differ."""
     yield headline(change)
     yield from details(change)
     if change.delta_ns:
         yield from _parts(change)
-    for title, findings in (("Findings that are gone:", change.gone), ("New findings:", change.new)):
+    for name, findings in change.findings().items():
         if findings:
             yield line()
-            yield title
+            yield CHANGES[name]
             yield from (f"- {each.title} ({each.rule})" for each in findings)
 
 

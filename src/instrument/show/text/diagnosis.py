@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
@@ -31,6 +32,31 @@ def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, str, Mapping[str, int]]]:
         yield "overview", f"What the {'GPU' if diagnosis.has_gpu else 'loop'} does in the {whole}", diagnosis.parts
 
 
+_PLAN = "Plan: what each change wins after those before it"
+
+
+def plan_note(diagnosis: Diagnosis) -> str:
+    """Return how exact the replays of a plan are, and how to try it."""
+    error = f"{100 * (diagnosis.plan().self_error or 0):.1f} %"
+    command = f"instrument whatif {shlex.quote(diagnosis.path)} {diagnosis.plan().words}"
+    return f"Without a change, the replay is {error} off. All of it: {command}"
+
+
+def hidden_texts(diagnosis: Diagnosis) -> list[str]:
+    """Return the findings that something else hides, each with the time that it may win later."""
+    return [
+        f"{finding.title}: up to {duration(finding.hidden_ns or 0)} ({finding.rule})"
+        for finding in diagnosis.hidden
+    ]
+
+
+def hidden_title(diagnosis: Diagnosis) -> str:
+    """Return what hides these findings, in words."""
+    return (
+        f"Hidden behind {diagnosis.bound or 'what else takes longer'}, with nothing to win before that is mended"
+    )
+
+
 def to_markdown(diagnosis: Diagnosis) -> str:
     """Return what the terminal shows, with all evidence, as Markdown."""
     rules = counted(len(diagnosis.abstained), "rule")
@@ -53,6 +79,13 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _finding_paragraphs(number, finding, diagnosis)
     if not worth:
         yield _escaped(diagnosis.nothing_found)
+    if diagnosis.hidden:
+        yield f"{hidden_title(diagnosis)}:"
+        yield "\n".join(f"- {_escaped(text)}" for text in hidden_texts(diagnosis))
+    if diagnosis.facts and diagnosis.plan().rows:
+        yield f"{_PLAN}:"
+        yield "\n".join(map(_escaped, diagnosis.plan().lines()))
+        yield _escaped(plan_note(diagnosis))
     if diagnosis.regions:
         columns = 2 + diagnosis.has_gpu
         regions = [
@@ -140,6 +173,17 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
         yield from (*wrapped(diagnosis.nothing_found, width), line())
     if hidden := len(diagnosis.findings) - len(worth):
         yield line(f"{counted(hidden, 'finding')} worth less than 1 %: see --json.", "dim")
+    if diagnosis.hidden:
+        yield line(f"{hidden_title(diagnosis)}:", "bold")
+        for text in hidden_texts(diagnosis):
+            yield from wrapped(f"- {text}", width, indent="   ", hanging="     ")
+        yield line()
+    if diagnosis.facts and diagnosis.plan().rows:
+        yield line(f"{_PLAN}:", "bold")
+        for text in diagnosis.plan().lines():
+            yield from wrapped(text, width, indent="   ", hanging="      ")
+        yield from wrapped(plan_note(diagnosis), width, "dim")
+        yield line()
     yield from _regions(diagnosis, width)
     if shown := diagnosis.longest_gaps:
         yield line(_GAPS, "bold")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import typer
@@ -28,6 +29,13 @@ def whatif_command(
     overlap: list[str] | None = cli.option(
         "WORK", "'communication': no other work waits for kernels that communicate."
     ),
+    workers: str | None = cli.option(
+        "N", "How many workers load batches, or how many times as many: --workers 4, --workers 2x"
+    ),
+    fuse: list[str] | None = cli.option("WHAT", "'optimizer': one kernel updates all parameters."),
+    fix: list[str] | None = cli.option(
+        "RULE", "Without what a rule finds, as 'instrument diagnose' names it: --fix fp32-matmuls"
+    ),
     as_json: bool = cli.flag("--json", "Print the whole prediction as JSON."),
     lane: Path | None = cli.option(
         "OUT",
@@ -47,8 +55,9 @@ def whatif_command(
     """
     from ...explain.diagnosis.chosen_trace import chosen_trace, reject_snapshot
     from ...explain.replay.critical_path import CATEGORY, add_critical_path, critical_path
-    from ...explain.replay.replay import Replayer
     from ...explain.replay.what_if import what_if
+    from ...explain.rules.rule import fix_of
+    from ...explain.rules.trace_facts import TraceFacts
     from ...read.kineto.insert_events import check_copy
     from ...read.measures.region_steps import with_steps
     from ...read.tables.work_classes import compile_collectives
@@ -59,7 +68,8 @@ def whatif_command(
         pattern = compile_collectives(collectives)
         chosen = chosen_trace(trace, rank, pattern, None, steps_from)
         reject_snapshot(chosen.trace)
-        replayer = Replayer(with_steps(chosen.trace, steps_from), pattern)
+        facts = TraceFacts(with_steps(chosen.trace, steps_from), pattern)
+        replayer = facts.replayer
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
         guess = what_if(
@@ -69,6 +79,10 @@ def whatif_command(
             overlap=overlap or [],
             launch=launch,
             replace=replace or [],
+            workers=workers,
+            fuse=fuse or [],
+            fix=fix or [],
+            fixed=partial(fix_of, facts),
         )
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")

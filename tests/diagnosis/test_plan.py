@@ -1,0 +1,132 @@
+"""The plan: which change comes first, what each wins after those before it, and what the command says of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from typer.testing import CliRunner
+
+import instrument
+from instrument.explain.diagnosis.diagnose import diagnose
+from instrument.explain.diagnosis.diagnosis import Diagnosis
+from instrument.explain.replay.requests import Request
+from instrument.start.cli import app
+from tests.replay.machine import Machine
+from tests.replay.test_step_waits import LOADER, WITH_STEPS, Action, actions, record
+from tests.support.shared_traces import shared
+
+MS = 1_000_000
+RESNET = "kineto_tb_resnet50_nw0_v100.json.gz"
+
+
+def step_with(found: Diagnosis, words: str) -> int | None:
+    """Return the step that `what_if` predicts for the words of a command line."""
+    return found.what_if(**asdict(Request.from_words(words))).step_ns
+
+
+def check(found: Diagnosis) -> None:
+    """Each row is what `what_if` says of its change and those before it, and each wins 1 % of the step."""
+    plan, before = found.plan(), found.what_if().before_ns
+    assert len(plan.rows) <= 6
+    for number, row in enumerate(plan.rows, 1):
+        assert row.before_ns == before
+        assert row.before_ns - row.step_ns >= 0.01 * plan.recorded_ns
+        assert step_with(found, " ".join(each.change for each in plan.rows[:number])) == row.step_ns
+        before = row.step_ns
+
+
+def loop(workers: bool, work: int, kernel: int) -> Machine:
+    """Run four steps that load a batch, launch ten kernels, and do other work."""
+    machine = Machine()
+    for _ in range(4):
+        with machine.step():
+            if not workers:
+                with machine.region(LOADER):
+                    machine.work(20 * MS)
+            for _ in range(10):
+                machine.work(work)
+                machine.launch(kernel)
+    return machine
+
+
+def mean(machine: Machine) -> float:
+    return sum(machine.lengths) / len(machine.lengths)
+
+
+def test_the_second_fix() -> None:
+    """After the loader, a cheaper CPU wins what the program then wins when it runs so."""
+    found = diagnose(loop(workers=False, work=MS, kernel=MS // 2).trace())
+    first, second = found.plan().rows
+    assert first.change.startswith("--workers ")
+    assert second.change == "--launch 0.1x"
+    assert first.step_ns == pytest.approx(mean(loop(workers=True, work=MS, kernel=MS // 2)), rel=0.01)
+    assert second.step_ns == pytest.approx(mean(loop(workers=True, work=MS // 10, kernel=MS // 2)), rel=0.05)
+    assert first.bound == "overhead"
+
+
+@settings(max_examples=30, deadline=None)
+@given(actions)
+def test_a_plan_of_any_program(program: list[Action]) -> None:
+    """Rows and predictions agree."""
+    check(diagnose(record(program).trace()))
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_real_traces(name: str) -> None:
+    """Rows and predictions agree, and so do the change that a finding names and what it wins in a replay."""
+    found = diagnose(shared(name))
+    check(found)
+    for finding in found.findings:
+        if finding.change and finding.replayed_ns is not None and finding.win_ns is not None:
+            won = found.what_if().before_ns - (step_with(found, finding.change) or 0)
+            assert finding.replayed_ns == min(max(won, 0), finding.win_ns), finding.rule
+
+
+def test_output() -> None:
+    """Terminal, Markdown and JSON have the plan, with a command that predicts the same."""
+    path = shared(RESNET)
+    found = diagnose(path)
+    assert "1. with 8 workers: 178 ms -> 118 ms; then bound by compute (--workers 8)" in str(found)
+    assert f"instrument whatif {shlex.quote(str(path))} --workers 8 --launch 0.1x" in " ".join(str(found).split())
+    assert "1. with 8 workers: 178 ms -\\> 118 ms" in found.to_markdown()
+    plan = json.loads(found.to_json())["plan"]
+    said = CliRunner().invoke(app, ["whatif", str(path), *shlex.split(plan["whatif"]), "--json"])
+    assert json.loads(said.stdout)["step_ns"] == plan["rows"][-1]["step_ns"]
+
+
+def test_no_plan(tmp_path: Path) -> None:
+    """A trace that cannot be replayed has no plan, and says why."""
+    found = diagnose(shared("hta_mtia_rank0.json.gz"))
+    assert str(found.plan()).startswith("No plan: the launches of 22,361 of 25,814 kernels")
+    assert "Plan:" not in str(found)
+
+
+def test_what_is_hidden() -> None:
+    """FP32 kernels of a loop that waits for its batches are hidden; once it does not, they show."""
+    before, after = diagnose(shared(RESNET)), diagnose(shared("pairs/resnet50_workers4_a.json.gz"))
+    (hidden,) = before.hidden
+    assert (hidden.rule, hidden.change) == ("fp32-matmuls", "--fix fp32-matmuls")
+    assert hidden.hidden_ns is not None and hidden.win_ns is not None
+    assert hidden.hidden_ns > 50 * MS > hidden.win_ns
+    assert "Hidden behind overhead, with nothing to win before that is mended:" in str(before)
+    change = instrument.compare(before, after)
+    assert [each.rule for each in change.became_visible] == ["fp32-matmuls"]
+    assert "fp32-matmuls" not in {each.rule for each in change.new}
+    back = instrument.compare(after, before)
+    assert [each.rule for each in back.became_hidden] == ["fp32-matmuls"]
+    assert "fp32-matmuls" not in {each.rule for each in back.gone}
+
+
+def test_more_workers() -> None:
+    """Workers load no batch in less than its time divided by their number."""
+    found = diagnose(loop(workers=False, work=MS // 10, kernel=MS // 10).trace())
+    steps = {number: found.what_if(workers=number).step_ns for number in (1, 2, 4, 64)}
+    assert steps[1] == pytest.approx(20 * MS, rel=0.01)
+    assert steps[2] == pytest.approx(10 * MS, rel=0.01)
+    assert steps[4] == pytest.approx(5 * MS, rel=0.01)
+    assert steps[64] == found.what_if(without="dataloader").step_ns
