@@ -50,7 +50,7 @@ def test_without_a_change(trace: Path) -> None:
     """Without a change, the step and its critical path are shown."""
     shown = whatif(trace)
     assert "A step takes 906 us (mean of 5 steps)." in shown
-    assert "cpu: slow" in shown
+    assert "overhead: slow" in shown
 
 
 def test_json(trace: Path) -> None:

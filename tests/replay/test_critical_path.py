@@ -21,7 +21,7 @@ def test_gpu_bound() -> None:
     """In a loop that the GPU bounds, its kernels are the path, and the CPU is not."""
     replayer = Replayer(run(CASES["a faster kernel"], changed=False).trace())
     classes = critical_path(replayer).by_class()
-    assert classes == {"compute": 8 * MS, "latency": 99 * US, "launch": 5 * US}
+    assert classes == {"compute": 8 * MS, "latency": 104 * US}
     assert critical_path(replayer).off_path == ()
     assert not critical_path(replayer).slack_ns.any()
 
@@ -31,9 +31,9 @@ def test_cpu_bound() -> None:
     replayer = Replayer(run(CASES["a sleep"], changed=False).trace())
     path = critical_path(replayer)
     by_region = path.by_region()
-    assert by_region[("sleep",), "cpu"] == 5 * 300 * US
+    assert by_region[("sleep",), "overhead"] == 5 * 300 * US
     assert (
-        path.by_class()["cpu"] == (4 * (300 + 10 * 12) + 300 + 10) * US
+        path.by_class()["overhead"] == (4 * (300 + 10 * 12) + 300 + 10) * US
     )  # the GPU bounds the end of the last step
     assert sum(path.by_class().values()) == path.total_ns
     assert (path.slack_ns[:-10] > 0).all()
@@ -70,7 +70,7 @@ def test_path_without_a_region() -> None:
         replayer = Replayer(run(CASES[name], changed=False).trace())
         path = what_if(replayer, without=f"region:{region}").critical_path
         assert path is not None
-        assert {part.region for part in path.segments if part.kind == "cpu"} == {()}
+        assert {part.region for part in path.segments if part.kind == "overhead"} == {()}
         assert sum(part.duration_ns for part in path.segments) == path.total_ns
 
 
@@ -83,7 +83,7 @@ def test_synchronization() -> None:
             machine.synchronize()
             machine.work(50 * US)
     path = critical_path(Replayer(machine.trace()))
-    assert path.by_class() == {"compute": 300 * US, "cpu": 150 * US, "launch": 15 * US, "synchronization": 9 * US}
+    assert path.by_class() == {"compute": 300 * US, "synchronization": (9 + 150) * US, "latency": 15 * US}
 
 
 def test_lane_in_a_copy(tmp_path: Path) -> None:
@@ -102,6 +102,6 @@ def test_lane_in_a_copy(tmp_path: Path) -> None:
     assert len(events) == count == len(critical_path(replayer).segments)
     ends = [event["ts"] + event["dur"] for event in events]
     assert all(end <= event["ts"] + 1e-6 for end, event in zip(ends, events[1:], strict=False))
-    assert {event["name"] for event in events} >= {"cpu", "volta_sgemm_128x64_tn"}
+    assert {event["name"] for event in events} >= {"overhead", "volta_sgemm_128x64_tn"}
     copied = read_kineto(out)
     assert (len(copied.gpu), len(copied.runtime)) == (len(trace.gpu), len(trace.runtime))

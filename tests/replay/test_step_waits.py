@@ -9,8 +9,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from instrument.explain.diagnosis.diagnose import diagnose
-from instrument.explain.replay.replay import Replayer, mean_ns
+from instrument.explain.replay.critical_path import critical_path
+from instrument.explain.replay.replay import Change, Replayer, SavedWork, mean_ns
 from instrument.explain.replay.step_waits import StepWaits, removals, step_waits
+from instrument.read.jobs.read import read_trace
 from tests.support.shared_traces import shared
 
 from .machine import Costs, Machine
@@ -142,3 +144,32 @@ def test_a_loader_is_named_before_busy_kernels() -> None:
     assert "for the next batch (33 % shorter without)" in found.verdict
     balanced = diagnose(shared("tl_h100_qwen05b.json.gz"))
     assert (balanced.bound, balanced.parts["compute"] > 0.9 * balanced.step_ns) == (None, True)
+
+
+def check_one_path(replayer: Replayer, change: Change) -> None:
+    """Check that the critical path that `whatif` shows has the parts that the diagnosis names, after a change."""
+    path, waits = critical_path(replayer, change), step_waits(replayer, change)
+    classes, whole = path.by_class(), max(sum(waits.parts.values()), 1)
+    assert sum(classes.values()) == path.total_ns
+    for name, ns in waits.parts.items():
+        assert classes.get(name, 0) / max(path.total_ns, 1) == pytest.approx(ns / whole, abs=0.003), name
+
+
+CHEAPER_CPU = Change(work_saved=(SavedWork(0.9),))
+
+
+@settings(max_examples=30, deadline=None)
+@given(actions)
+def test_one_critical_path(program: list[Action]) -> None:
+    """The parts of a step are those of its critical path, as recorded and after a change."""
+    replayer = Replayer(record(program).trace())
+    for change in (Change(), CHEAPER_CPU, removals(replayer)["input"]):
+        check_one_path(replayer, change)
+
+
+@pytest.mark.parametrize("name", WITH_STEPS)
+def test_one_critical_path_of_real_traces(name: str) -> None:
+    """The same on real traces."""
+    replayer = Replayer(read_trace(shared(name)))
+    for change in (Change(), CHEAPER_CPU, removals(replayer)["synchronization"]):
+        check_one_path(replayer, change)

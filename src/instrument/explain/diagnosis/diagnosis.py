@@ -23,9 +23,10 @@ from ..metrics.job import Job
 from ..metrics.memory_use import CATEGORIES, MemoryUse, megabytes
 from ..metrics.metrics import Metrics
 from ..metrics.roofline import Roofline, RooflineRow
+from ..replay.critical_path import CLASSES as PATH_CLASSES
 from ..replay.replay import Replayer
 from ..replay.requests import Speed, Words
-from ..replay.step_waits import STEP_WAITS, StepWaits
+from ..replay.step_waits import StepWaits
 from ..replay.what_if import WhatIf, what_if
 from ..rules.rule import RULES, fix_of
 from ..rules.trace_facts import TraceFacts
@@ -451,7 +452,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "waits": diagnosis.waits
         and {
-            name: {"ns": ns, "win_ns": diagnosis.waits.wins.get(name), "definition": STEP_WAITS[name]}
+            name: {"ns": ns, "win_ns": diagnosis.waits.wins.get(name), "definition": PATH_CLASSES[name]}
             for name, ns in diagnosis.waits.parts.items()
         },
         "idle_by_cause": {

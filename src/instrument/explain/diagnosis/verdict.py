@@ -147,7 +147,7 @@ def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
 
 
 def bound_of(facts: TraceFacts, name: str) -> Bound | None:
-    """Return the bound by the name of a class of `STEP_WAITS`; None for kernels whose limit is unknown."""
+    """Return the bound by the name of a class of the critical path; None for kernels whose limit is unknown."""
     if name != "compute":
         return cast(Bound, name)
     memory, _ = _memory_share(facts)

@@ -23,21 +23,21 @@ from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
-from .edges import ANCHORED, CALLED, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED
+from .edges import ANCHORED, CALLED, RETURNED
 from .graph import Graph
-from .replay import Change, Replay, Replayer, replay_changed, step_bounds
+from .replay import NO_TIMES, Change, Replay, Replayer, replay_changed, step_bounds
 
 _FOREVER = 2**62
 
 CLASSES = {
-    "cpu": "work of the CPU",
-    "launch": "from a launch to the start of its work, on an idle stream",
     "compute": "kernels that compute, and memsets",
     "communication": "kernels that communicate",
     "copies": "memcpys",
-    "latency": "from the end of GPU work to the start of work after it",
-    "synchronization": "from the end of GPU work to the return of a call that waited for it",
-    "before": "work that was launched before the recording",
+    "input": "the loop waits for its next batch",
+    "synchronization": "returns of calls that waited for the GPU, and what the CPU did late because of them",
+    "overhead": "work of the CPU, such as launches",
+    "latency": "from a launch to the start of its work, and between pieces of GPU work",
+    "other": "work that was launched before the recording",
 }
 """The classes of the critical path, in words."""
 
@@ -117,8 +117,7 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     graph = replayer.graph
     replayed = replay_changed(graph, change) if change else replayer.unchanged
     chain, total, end = longest_chain(graph, replayed)
-    parts = (part for edge in chain for part in _parts(graph, replayed, replayer.classes, edge))
-    segments = _without_overlaps(_in_regions(graph.trace.regions, parts, replayed.removed))
+    segments = _without_overlaps(_segments(graph, replayed, replayer.classes, chain))
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, end)
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
@@ -153,27 +152,118 @@ def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
     return path[::-1]
 
 
-def _parts(graph: Graph, replayed: Replay, classes: Array, edge: int) -> Iterator[Segment]:
-    """Yield the parts of an edge: the delay and the GPU work after it, or the work of the CPU."""
-    edges, gpu = replayed.edges, graph.trace.gpu
-    kind, target, weight = int(edges.kind[edge]), int(edges.target[edge]), int(replayed.weight_ns[edge])
-    row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
-    if row < 0:
-        waited = kind in (CALLED, RETURNED)
-        since, ran = until - weight, weight
-        if kind in (ON_CPU, HANDED_OFF):  # as recorded; a change may have removed a part of it
-            since, ran = int(edges.since_ns[edge]), int(edges.until_ns[edge] - edges.since_ns[edge])
-        yield Segment("synchronization" if waited else "cpu", "", (), since, ran, int(graph.thread[target]), -1)
-        return
-    delayed = min(max(int(edges.delay_ns[edge]), 0), weight)
-    ran = weight - delayed
-    region = region_path(graph.trace.regions, int(gpu.region[row]))
-    begun = until - int(gpu.duration_ns[row])
-    if delayed:
-        what = {LAUNCHED: "launch", ANCHORED: "before"}.get(kind, "latency")
-        yield Segment(what, "", region, begun - delayed, delayed, -1, -1)
-    if ran:
-        yield Segment(str(classes[row]), gpu.strings[gpu.short_name[row]], region, begun, ran, -1, row)
+class EdgeTime(NamedTuple):
+    """The time of an edge of the critical path in ns, by what it is.
+
+    Attributes:
+        edge: the row of the edge.
+        late_ns: the delay before GPU work.
+        input_ns: the CPU's wait for a batch.
+        held_up_ns: the CPU's work that it could have done while it was blocked.
+        own_ns: all else.
+    """
+
+    edge: int
+    late_ns: int
+    input_ns: int
+    held_up_ns: int
+    own_ns: int
+
+
+def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> Iterator[EdgeTime]:
+    """Yield the times of the edges of a critical path, which take these times.
+
+    Work of the CPU after it waited for the GPU is held up by that wait, up to the time that it was blocked: for so
+    long, it could have run ahead. What waits for a batch is input all the same.
+    """
+    edges, lead = replayed.edges, 0
+    target, kind = edges.target[chain], edges.kind[chain]
+    on_gpu = graph.work[target] >= 0
+    late = np.where(on_gpu, np.clip(edges.delay_ns[chain], 0, np.maximum(took, 0)), 0)
+    waited = np.where(on_gpu, 0, np.minimum(graph.inside_ns(edges, chain, graph.batches), took))
+    blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
+    columns = (column.tolist() for column in (chain, kind, target, on_gpu, took, late, waited))
+    for edge, on, node, is_work, ns, late_ns, input_ns in zip(*columns, strict=True):
+        held_up = 0
+        if on in (CALLED, RETURNED):
+            lead += blocked.get(node, 0)
+        elif not is_work:
+            held_up = min(lead, ns - input_ns)
+            lead -= held_up
+        yield EdgeTime(edge, late_ns, input_ns, held_up, ns - late_ns - input_ns - held_up)
+
+
+def _segments(graph: Graph, replayed: Replay, classes: Array, chain: list[int]) -> Iterator[Segment]:
+    """Yield the parts of a critical path: delays, GPU work, returns, and the work of the CPU by region."""
+    edges, gpu, regions = replayed.edges, graph.trace.gpu, graph.trace.regions
+    cpu, rows = _CpuWork(graph, replayed.removed), np.array(chain, np.int64)
+    for time in edge_times(graph, replayed, rows, replayed.weight_ns[rows]):
+        kind, target = int(edges.kind[time.edge]), int(edges.target[time.edge])
+        row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
+        if row < 0 and kind in (CALLED, RETURNED):
+            yield from cpu.waited(int(graph.thread[target]), until - time.own_ns, time.own_ns)
+        elif row < 0:
+            since, ended = int(edges.since_ns[time.edge]), int(edges.until_ns[time.edge])
+            yield from cpu.worked(int(graph.thread[target]), since, max(ended, since), time)
+        else:
+            region, begun = region_path(regions, int(gpu.region[row])), until - int(gpu.duration_ns[row])
+            if time.late_ns:
+                what = "other" if kind == ANCHORED else "latency"
+                yield Segment(what, "", region, begun - time.late_ns, time.late_ns, -1, -1)
+            if time.own_ns:
+                name = gpu.strings[gpu.short_name[row]]
+                yield Segment(str(classes[row]), name, region, begun, time.own_ns, -1, row)
+
+
+class _CpuWork:
+    """Divides the CPU's time on a critical path by regions.
+
+    Args:
+        graph: the graph.
+        removed: for each thread, the times that cost nothing.
+    """
+
+    def __init__(self, graph: Graph, removed: Mapping[int, Intervals]) -> None:
+        self.regions, self.removed, self.batches = graph.trace.regions, removed, graph.batches
+        starts, ends, thread = self.regions.start_ns, self.regions.end_ns, self.regions.thread
+        self.nested = NestedRanges(starts, ends, thread)
+        cuts = {number: [starts[rows], ends[rows]] for number, rows in group_rows(thread)}
+        for number, times in self.batches.items():
+            cuts.setdefault(number, []).extend(times)
+        self.cuts = {number: np.unique(np.concatenate(times)) for number, times in cuts.items()}
+
+    def waited(self, thread: int, since: int, ns: int) -> Iterator[Segment]:
+        """Yield the return of a call that waited."""
+        (row,) = self.nested.innermost_at(np.array([since]), np.array([thread])).tolist()
+        yield Segment("synchronization", "", region_path(self.regions, row), since, ns, thread, -1)
+
+    def worked(self, thread: int, since: int, until: int, time: EdgeTime) -> Iterator[Segment]:
+        """Yield the parts of the work between two times, which take as long in the replay as the edge."""
+        own = self.cuts.get(thread, np.empty(0, np.int64))
+        inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
+        starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
+        took = ends - starts - covered_ns(self.removed.get(thread, NO_TIMES), starts, ends)
+        for_batch = covered_ns(self.batches.get(thread, NO_TIMES), starts, ends) > 0
+        took[for_batch] = _scaled(took[for_batch], time.input_ns)
+        took[~for_batch] = _scaled(took[~for_batch], time.held_up_ns + time.own_ns)
+        rows, left = self.nested.innermost_at(starts, np.full(len(starts), thread)).tolist(), time.held_up_ns
+        columns = (starts.tolist(), took.tolist(), for_batch.tolist(), rows)
+        for start, ns, is_input, row in zip(*columns, strict=True):
+            part = Segment("input", "", region_path(self.regions, row), start, ns, thread, -1)
+            if is_input:
+                yield part
+                continue
+            held_up = min(left, ns)
+            left -= held_up
+            yield part._replace(kind="synchronization", duration_ns=held_up)
+            yield part._replace(kind="overhead", start_ns=start + held_up, duration_ns=ns - held_up)
+
+
+def _scaled(times: Array, total: int) -> Array:
+    """Return times in the same proportions that add up to a total."""
+    share = times if times.any() else np.ones_like(times)
+    scaled: Array = np.diff(np.rint(np.cumsum(share) * (total / max(int(share.sum()), 1))), prepend=0)
+    return scaled.astype(np.int64)
 
 
 def _without_overlaps(segments: Iterable[Segment]) -> list[Segment]:
@@ -196,31 +286,6 @@ def _without_beginning(segments: list[Segment], surplus_ns: int) -> list[Segment
             first = part._replace(start_ns=part.start_ns + removed, duration_ns=part.duration_ns - removed)
             return [first, *segments[number + 1 :]]
     return segments
-
-
-def _in_regions(
-    regions: Table, segments: Iterable[Segment], removed: Mapping[int, Intervals]
-) -> Iterator[Segment]:
-    """Split the work of the CPU where regions begin and end, and leave out what a change removes."""
-    nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
-    edges = {
-        thread: np.unique(np.concatenate((regions.start_ns[rows], regions.end_ns[rows])))
-        for thread, rows in group_rows(regions.thread)
-    }
-    for part in segments:
-        if part.thread < 0:
-            yield part
-            continue
-        since, until = part.start_ns, part.start_ns + part.duration_ns
-        own = edges.get(part.thread, np.empty(0, np.int64))
-        inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
-        starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
-        took = ends - starts
-        if part.kind == "cpu" and part.thread in removed:
-            took = took - covered_ns(removed[part.thread], starts, ends)
-        rows = nested.innermost_at(starts, np.full(len(starts), part.thread)).tolist()
-        for start, ns, row in zip(starts.tolist(), took.tolist(), rows, strict=True):
-            yield part._replace(region=region_path(regions, row), start_ns=start, duration_ns=ns)
 
 
 def _slack(graph: Graph, replayed: Replay, end_ns: int) -> Array:

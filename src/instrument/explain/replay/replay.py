@@ -65,7 +65,8 @@ def step_lengths(graph: Graph, times_ns: Array) -> Array:
     return lengths
 
 
-_NEVER: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+NO_TIMES: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+"""No interval."""
 
 
 class SavedWork(NamedTuple):
@@ -120,7 +121,7 @@ class Change:
         """Return both changes at once."""
         threads = self.cpu.keys() | other.cpu.keys()
         return Change(
-            {number: union(self.cpu.get(number, _NEVER), other.cpu.get(number, _NEVER)) for number in threads},
+            {number: union(self.cpu.get(number, NO_TIMES), other.cpu.get(number, NO_TIMES)) for number in threads},
             _both(self.saved, other.saved, lambda one, two: 1 - (1 - one) * (1 - two)),
             self.asynchronous | other.asynchronous,
             _both(self.overlapped, other.overlapped, np.logical_or),
@@ -180,7 +181,7 @@ def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> di
         for other in np.unique(by[to == thread]).tolist():
             joined = until[(to == thread) & (by == other)]
             held = np.searchsorted(joined, ends, "right") > np.searchsorted(joined, starts)
-            removed[other] = union(removed.get(other, _NEVER), (starts[held], ends[held]))
+            removed[other] = union(removed.get(other, NO_TIMES), (starts[held], ends[held]))
     return removed
 
 

@@ -7,21 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .critical_path import longest_chain
+from .critical_path import CLASSES, edge_times, longest_chain
 from .edges import ANCHORED, CALLED, RETURNED
 from .replay import Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
-
-STEP_WAITS = {
-    "compute": "kernels that compute, and memsets",
-    "communication": "kernels that communicate",
-    "copies": "memcpys",
-    "input": "the loop waits for its next batch",
-    "synchronization": "returns of calls that waited for the GPU, and what the CPU did late because of them",
-    "overhead": "work of the CPU, such as launches",
-    "latency": "from a launch to the start of its work, and between pieces of GPU work",
-    "other": "work that was launched before the recording",
-}
-"""The parts of the critical path, which add up to the step."""
 
 _NEARLY_ALL = 1 - 1e-9  # of the duration: work that saves all of it would need no launch either
 
@@ -30,7 +18,7 @@ class StepWaits(NamedTuple):
     """What a step waits for.
 
     Attributes:
-        parts: the time of each of `STEP_WAITS` on the critical path, per step in ns.
+        parts: the time of each of `CLASSES` on the critical path, per step in ns.
         wins: how much shorter a step is in a replay in which a class costs nothing, in ns.
     """
 
@@ -80,33 +68,21 @@ def removals(replayer: Replayer) -> dict[str, Change]:
 
 
 def _parts(replayer: Replayer, replayed: Replay, step_ns: int) -> dict[str, int]:
-    """Return the time of each class on the critical path, in the shares of the replay.
-
-    Work of the CPU after it waited for the GPU is attributed to that wait, up to the time that it was blocked: for
-    so long, it could have run ahead. What waits for a batch is input all the same.
-    """
-    graph, classes, parts, lead = replayer.graph, replayer.classes, dict.fromkeys(STEP_WAITS, 0), 0
-    chain, total, _ = longest_chain(graph, replayed)
-    edges = np.array(chain, np.int64)
-    target, kind, took = replayed.edges.target[edges], replayed.edges.kind[edges], replayed.weight_ns[edges]
-    before = int(took.sum()) - total
-    took = took - np.diff(np.minimum(np.cumsum(np.maximum(took, 0)), before), prepend=0)  # from the first step on
-    work = graph.work[target]
-    delay = np.where(work >= 0, np.clip(replayed.edges.delay_ns[edges], 0, np.maximum(took, 0)), 0)
-    waited = np.minimum(graph.inside_ns(replayed.edges, edges, graph.batches), took)
-    blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
-    columns = (column.tolist() for column in (kind, target, work, took, delay, waited))
-    for on, node, row, ns, late, for_batch in zip(*columns, strict=True):
-        if row >= 0:
-            parts["other" if on == ANCHORED else "latency"] += late
-            parts[str(classes[row])] += ns - late
-        elif on in (CALLED, RETURNED):
-            lead += blocked.get(node, 0)
-            parts["synchronization"] += ns
-        else:
-            held_up = min(lead, ns - for_batch)
-            lead -= held_up
-            parts["input"] += for_batch
-            parts["synchronization"] += held_up
-            parts["overhead"] += ns - for_batch - held_up
+    """Return the time of each class on the critical path, in the shares of the replay."""
+    graph, edges, parts = replayer.graph, replayed.edges, dict.fromkeys(CLASSES, 0)
+    rows, total, _ = longest_chain(graph, replayed)
+    chain = np.array(rows, np.int64)
+    took, since = replayed.weight_ns[chain], edges.since_ns.copy()
+    before = np.minimum(np.cumsum(np.maximum(took, 0)), int(took.sum()) - total)
+    early = np.diff(before, prepend=0)  # before the first step
+    since[chain] = np.minimum(since[chain] + early, edges.until_ns[chain])
+    replayed, took = replayed._replace(edges=edges._replace(since_ns=since)), took - early
+    names = np.where(graph.work >= 0, replayer.classes[graph.work], "overhead") if len(graph.trace.gpu) else None
+    for time in edge_times(graph, replayed, chain, took):
+        kind, target = edges.kind[time.edge], edges.target[time.edge]
+        parts["other" if kind == ANCHORED else "latency"] += time.late_ns
+        parts["input"] += time.input_ns
+        parts["synchronization"] += time.held_up_ns
+        waited = kind in (CALLED, RETURNED)
+        parts["synchronization" if waited else "overhead" if names is None else str(names[target])] += time.own_ns
     return {name: round(max(ns, 0) * step_ns / max(total, 1)) for name, ns in parts.items()}

@@ -17,7 +17,8 @@ from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
 from ...explain.metrics.roofline import HEAVY, RooflineRow
-from ...explain.replay.step_waits import STEP_WAITS, StepWaits
+from ...explain.replay.critical_path import CLASSES as PATH_CLASSES
+from ...explain.replay.step_waits import StepWaits
 from ...explain.rules.rule import RULES
 from ...explain.rules.trace_facts import TraceFacts
 from ...read.charts.flame import flame_of
@@ -75,7 +76,7 @@ def _bars(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
 def _waits(waits: StepWaits) -> Iterator[tuple[str, str, int, str]]:
     for name, ns in waits.parts.items():
         won = f" Without it, a step is {duration(waits.wins[name])} shorter." if name in waits.wins else ""
-        yield name, name, ns, f"{STEP_WAITS[name][0].upper()}{STEP_WAITS[name][1:]}.{won}"
+        yield name, name, ns, f"{PATH_CLASSES[name][0].upper()}{PATH_CLASSES[name][1:]}.{won}"
 
 
 def _parts(diagnosis: Diagnosis) -> list[tuple[str, str, int, str]]:
