@@ -26,7 +26,7 @@ from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.critical_path import CLASSES as PATH_CLASSES
 from ..replay.replay import Replayer
 from ..replay.requests import Speed, Words
-from ..replay.step_waits import StepWaits
+from ..replay.step_waits import WORK, StepWaits
 from ..replay.what_if import WhatIf, what_if
 from ..rules.rule import RULES, fix_of
 from ..rules.trace_facts import TraceFacts
@@ -402,6 +402,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     ``stretch`` and ``stretch_range`` (or null), ``parts`` and ``idle_by_cause`` (each name with ``ns`` per step
     and ``definition``), ``waits`` (null where no replay says what a step waits for; else each class of its
     critical path with ``ns`` per step, ``definition``, and ``win_ns``: what a step wins without it, or null),
+    ``cpu_work`` (null, or what its "overhead" is, each with ``ns`` per step and ``definition``),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
     ``definition``), ``memory_snapshot`` (null, or what `instrument.read.memory.snapshot.as_dict` returns of the
@@ -455,6 +456,8 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
             name: {"ns": ns, "win_ns": diagnosis.waits.wins.get(name), "definition": PATH_CLASSES[name]}
             for name, ns in diagnosis.waits.parts.items()
         },
+        "cpu_work": diagnosis.waits
+        and {name: {"ns": ns, "definition": WORK[name]} for name, ns in diagnosis.waits.work.items()},
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },

@@ -48,14 +48,14 @@ _OVERHEAD = {
     "module_loading": "idles while the driver loads the code of kernels",
 }
 _ON_CPU = {
-    "launch_overhead": "the CPU to launch work",
     "compilation": "torch.compile to compile",
     "garbage_collection": "Python to collect garbage",
+    "initialization": "a driver call of over 100 ms, as when the driver starts",
     "allocation": "the driver to allocate or free memory",
     "module_loading": "the driver to load the code of kernels",
-    "initialization": "a driver call of over 100 ms, as when the driver starts",
-    "other": "the CPU, which does something other than launching work",
-    "unknown": "the CPU, which does something other than launching work",
+    "optimizer": "the CPU to run the optimizer",
+    "operators": "the CPU to launch work",
+    "between_operators": "the CPU, mostly between operators (Python or other code)",
 }
 _OTHER = ("initialization", "other", "unknown")
 PART_OF_CAUSE = {
@@ -137,7 +137,7 @@ def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
     _, evidence = _memory_share(facts)
     bounds = [bound_of(facts, name) for name in named]
     said = [
-        f"{waits.parts[name] * percent:.0f} % {verb}for {_waited_for(facts, bound)} "
+        f"{waits.parts[name] * percent:.0f} % {verb}for {_waited_for(waits, bound)} "
         f"({waits.wins[name] * percent:.0f} % shorter without)"
         for name, bound, verb in zip(named, bounds, ("is waiting ", ""), strict=False)
     ]
@@ -168,12 +168,12 @@ def _evidence_of_replay(facts: TraceFacts) -> str:
     return f"replays of the steps without each class of work; without a change, the replay is {error:.1f} % off"
 
 
-def _waited_for(facts: TraceFacts, bound: Bound | None) -> str:
+def _waited_for(waits: StepWaits, bound: Bound | None) -> str:
     if bound is None:
         return "kernels; it is unknown whether arithmetic or memory limits them"
     if bound != "overhead":
         return _WAITS[bound]
-    return _ON_CPU[_longest_cause(facts, _ON_CPU) or "other"]
+    return _ON_CPU[max(waits.work, key=lambda name: waits.work[name])]
 
 
 def _longest_cause(facts: TraceFacts, causes: Collection[str]) -> str | None:

@@ -171,15 +171,7 @@ def idle_causes(
     left = ends - starts
     by_cause = {cause: np.zeros(len(starts), np.int64) for cause in CAUSES}
     done: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
-    layers = {
-        "input": input_ranges(trace),
-        "compilation": named_ranges(trace, COMPILATION),
-        "garbage_collection": named_ranges(trace, COLLECTION),
-        "initialization": [slow_calls(trace)],
-        "allocation": [trace.runtime.where(trace.runtime.matching("name", ALLOCATION))],
-        "module_loading": [trace.runtime.where(trace.runtime.matching("name", LOADING))],
-    }
-    for cause, tables in layers.items():
+    for cause, tables in work_of_cpu(trace).items():
         both = union(done, times_of(tables))
         by_cause[cause] = covered_ns(both, starts, ends) - covered_ns(done, starts, ends)
         left, done = left - by_cause[cause], both
@@ -188,6 +180,18 @@ def idle_causes(
     for cause, rows in _delays(trace, starts, ends).items():
         by_cause[cause][rows] = left[rows]
     return IdleCauses(starts, ends, by_cause)
+
+
+def work_of_cpu(trace: Trace) -> dict[str, list[Table]]:
+    """Return the events of the CPU that cause idle time whatever they launch; the first that applies counts."""
+    return {
+        "input": input_ranges(trace),
+        "compilation": named_ranges(trace, COMPILATION),
+        "garbage_collection": named_ranges(trace, COLLECTION),
+        "initialization": [slow_calls(trace)],
+        "allocation": [trace.runtime.where(trace.runtime.matching("name", ALLOCATION))],
+        "module_loading": [trace.runtime.where(trace.runtime.matching("name", LOADING))],
+    }
 
 
 def named_ranges(trace: Trace, pattern: re.Pattern[str]) -> list[Table]:

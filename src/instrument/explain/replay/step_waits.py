@@ -7,9 +7,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...read.tables.intervals import Intervals, union
+from ...read.tables.table import Array
+from ..metrics.idle import work_of_cpu
 from .critical_path import CLASSES, edge_times, longest_chain
-from .edges import ANCHORED, CALLED, RETURNED
+from .edges import ANCHORED, CALLED, HANDED_OFF, ON_CPU, RETURNED
+from .graph import times_by_thread
 from .replay import Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
+from .requests import optimizer_ranges
 
 _NEARLY_ALL = 1 - 1e-9  # of the duration: work that saves all of it would need no launch either
 
@@ -20,10 +25,12 @@ class StepWaits(NamedTuple):
     Attributes:
         parts: the time of each of `CLASSES` on the critical path, per step in ns.
         wins: how much shorter a step is in a replay in which a class costs nothing, in ns.
+        work: what "overhead" is: the time of each of `WORK` in ns, which add up to it.
     """
 
     parts: Mapping[str, int]
     wins: Mapping[str, int]
+    work: Mapping[str, int]
 
     def bounds(self, step_ns: float) -> list[str]:
         """Return the classes that bound a step: those whose removal wins most, within 5 % of the step.
@@ -36,6 +43,18 @@ class StepWaits(NamedTuple):
         return sorted(tied, key=lambda name: -self.parts[name])[:2]
 
 
+WORK = {
+    "compilation": "torch.compile compiles",
+    "garbage_collection": "Python collects garbage",
+    "initialization": "a driver call takes over 100 ms",
+    "allocation": "the driver allocates or frees memory",
+    "module_loading": "the driver loads the code of kernels",
+    "optimizer": "the optimizer runs",
+    "operators": "operators run and launch work",
+    "between_operators": "Python or other code runs between operators",
+}
+"""The CPU's work on the critical path, as clauses that follow "while"; the first that applies counts."""
+
 CLOSE = 0.05
 """Of a step: classes whose wins differ by no more bound it together."""
 
@@ -46,13 +65,16 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
         after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
     else:
         replayed, step_ns = replay_changed(replayer.graph, after), replayer.step_ns(after)
-    parts = _parts(replayer, replayed, step_ns)
+    chain, total, _ = longest_chain(replayer.graph, replayed)
+    rows = np.array(chain, np.int64)
+    parts = _parts(replayer, replayed, rows, total, step_ns)
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
         name: step_ns - replayer.step_ns(after | change) if parts[name] else 0  # off the path, nothing is won
         for name, change in changes.items()
     }
-    return StepWaits(parts, dict(sorted(wins.items(), key=lambda item: -item[1])))
+    by_win = dict(sorted(wins.items(), key=lambda item: -item[1]))
+    return StepWaits(parts, by_win, _work(replayer, replayed, rows, parts["overhead"]))
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:
@@ -67,11 +89,31 @@ def removals(replayer: Replayer) -> dict[str, Change]:
     }
 
 
-def _parts(replayer: Replayer, replayed: Replay, step_ns: int) -> dict[str, int]:
+def _work(replayer: Replayer, replayed: Replay, chain: Array, overhead_ns: int) -> dict[str, int]:
+    """Return what the CPU does on the critical path, in the shares of the recording."""
+    graph, trace, done = replayer.graph, replayer.trace, dict[int, Intervals]()
+    optimizers = optimizer_ranges(trace)
+    layers = work_of_cpu(trace) | {
+        "optimizer": [optimizers[0].where(optimizers[2])] if optimizers else [],
+        "operators": [trace.operators, trace.runtime],
+    }
+    worked = chain[np.isin(replayed.edges.kind[chain], (ON_CPU, HANDED_OFF))]
+    spent = replayed.edges.until_ns[worked] - replayed.edges.since_ns[worked]
+    times, before = dict[str, int](), 0
+    for name, tables in layers.items():
+        for thread, own in times_by_thread(*tables).items():
+            done[thread] = union(done[thread], own) if thread in done else own
+        so_far = int(graph.inside_ns(replayed.edges, worked, done).sum())
+        times[name], before = so_far - before, so_far
+    times["between_operators"] = int(spent.sum()) - before
+    del times["input"]
+    whole = max(sum(times.values()), 1)
+    return {name: round(times[name] * overhead_ns / whole) for name in WORK}
+
+
+def _parts(replayer: Replayer, replayed: Replay, chain: Array, total: int, step_ns: int) -> dict[str, int]:
     """Return the time of each class on the critical path, in the shares of the replay."""
     graph, edges, parts = replayer.graph, replayed.edges, dict.fromkeys(CLASSES, 0)
-    rows, total, _ = longest_chain(graph, replayed)
-    chain = np.array(rows, np.int64)
     took, since = replayed.weight_ns[chain], edges.since_ns.copy()
     before = np.minimum(np.cumsum(np.maximum(took, 0)), int(took.sum()) - total)
     early = np.diff(before, prepend=0)  # before the first step

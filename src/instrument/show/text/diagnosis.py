@@ -11,6 +11,7 @@ from ...base.findings import Evidence, Finding
 from ...base.printable import printable
 from ...base.units import count, counted, duration
 from ...explain.diagnosis.diagnosis import Diagnosis
+from ...explain.replay.step_waits import WORK
 from .lines import Line, diff, line, wrapped
 
 _MEGABYTE = 1e5  # from which sizes are given in MB
@@ -19,8 +20,23 @@ _GAPS = "Longest idle gaps: length, start in the window, and cause"
 
 
 def evidence_texts(diagnosis: Diagnosis) -> list[str]:
-    """Return the sentences on what the verdict is based on, and on which file was read."""
-    return [*[diagnosis.coverage_text] * bool(diagnosis.parts), *diagnosis.source_texts]
+    """Return the sentences on the CPU's work, what the verdict is based on, and which file was read."""
+    return [*_cpu_work(diagnosis), *[diagnosis.coverage_text] * bool(diagnosis.parts), *diagnosis.source_texts]
+
+
+_WORK_SHOWN = 0.02  # of the step
+
+
+def _cpu_work(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield a sentence on what the CPU does on the critical path, where there is more than one thing."""
+    work = diagnosis.waits.work if diagnosis.waits else {}
+    parts = [
+        f"{duration(ns)} while {WORK[name]}"
+        for name, ns in sorted(work.items(), key=lambda item: -item[1])
+        if ns >= _WORK_SHOWN * diagnosis.step_ns
+    ]
+    if len(parts) > 1:
+        yield f"The overhead is {', '.join(parts)}."
 
 
 def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, str, Mapping[str, int]]]:
