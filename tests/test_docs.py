@@ -206,7 +206,7 @@ def test_the_words_of_the_summary_of_a_gpu_trace(document: str, tmp_path: Path) 
             start = loop.cpu
             for _ in range(280):
                 loop.launch(100)
-            loop._add("user_annotation", "## backward ##", start, loop.cpu)
+            loop.add("user_annotation", "## backward ##", start, loop.cpu)
     printed = words_of(summary_of(loop.trace(tmp_path)))
     shown = [
         line for line in documented_summary((ROOT / document).read_text()) if not line.startswith(("  ", "#"))

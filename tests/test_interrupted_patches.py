@@ -85,9 +85,8 @@ class Interrupter:
         sys.settrace(self._trace)
 
     def _called(self, frame: FrameType, event: str, _: Any) -> Callable[..., Any] | None:
-        if frame.f_code is Patch.apply.__code__:
-            patch = frame.f_locals["self"]
-            owner, name = patch._owner(), patch._name
+        if frame.f_code is Patch.__init__.__code__:
+            owner, name = frame.f_locals["owner"], frame.f_locals["name"]
             self.before.setdefault((id(owner), name), (owner, vars(owner).get(name, ABSENT)))
         return self._line if frame.f_code.co_filename.startswith((PACKAGE, TRANSPARENT)) else None
 

@@ -16,7 +16,7 @@ from instrument.start import launch
 from instrument.start.bootstrap import begin, session
 
 SOURCE = Path(__file__).parent.parent / "src" / "instrument"
-TABLES = (compiler._GRAPH_MAKERS, begin.ADAPTERS, session._LAUNCHERS, megatron.HOOKS, launch._MODULES)
+TABLES = (compiler.GRAPH_MAKERS, begin.ADAPTERS, session.LAUNCHERS, megatron.HOOKS, launch.MODULES)
 FUNCTIONS = {"when_imported", "import_module"}
 NOT_FILES = {"__main__", "torch.ops"}
 

@@ -186,7 +186,7 @@ def test_where_a_browser_appears(env: dict[str, str], shown: bool, monkeypatch: 
         monkeypatch.delenv(name, raising=False)
     for name, value in env.items():
         monkeypatch.setenv(name, value)
-    assert command._can_show() is shown
+    assert command.can_show() is shown
 
 
 def test_closing_the_tab(start: Start, open_page: OpenPage) -> None:

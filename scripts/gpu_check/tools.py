@@ -15,9 +15,9 @@ from .check import LOG, ROOT, CheckContext, FailedError, SkippedError, expect, p
 PROGRAM = "scripts.gpu_check.programs.training"
 _STEPS = 6
 _TEST_S = 100  # per test
-_NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
+NCU = "tests/launch/test_run_gpu.py::test_ncu_measures_the_whole_backward_pass"
 # These measure times, fill the GPU's memory or hold its counters, so they run alone.
-_ALONE = (
+ALONE = (
     "tests/syncs/test_gpu_syncs.py",
     "tests/traces/test_gpu_step_lengths.py",
     "tests/diagnosis/test_gpu_diagnosis.py",
@@ -50,7 +50,7 @@ def nsys(context: CheckContext) -> None:
 
 def ncu(context: CheckContext) -> None:
     """Under Nsight Compute, the region "backward" has all its kernels, which autograd's thread launches."""
-    pytest(context, _NCU)
+    pytest(context, NCU)
 
 
 def doctor(context: CheckContext) -> None:
@@ -93,7 +93,7 @@ def filled(context: CheckContext) -> list[object]:
 
 def tests_alone(context: CheckContext) -> None:
     """The tests marked `gpu` that must run alone pass."""
-    pytest(context, *_ALONE, f"--deselect={_NCU}")
+    pytest(context, *ALONE, f"--deselect={NCU}")
 
 
 def tests(context: CheckContext) -> None:
@@ -106,7 +106,7 @@ def tests(context: CheckContext) -> None:
 def gpu_tests() -> list[str]:
     """Return the test modules for a GPU without those that run alone; the others may not be importable."""
     found = (path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text())
-    return [name for name in (path.relative_to(ROOT).as_posix() for path in found) if name not in _ALONE]
+    return [name for name in (path.relative_to(ROOT).as_posix() for path in found) if name not in ALONE]
 
 
 def pytest(context: CheckContext, *arguments: str) -> None:

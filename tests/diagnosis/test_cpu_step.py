@@ -115,7 +115,7 @@ def test_launches_without_kernels_are_no_cpu_program(tmp_path: Path) -> None:
     for number in range(3):
         with loop.step(number):
             loop.work(100)
-            loop._add("cuda_runtime", "cudaLaunchKernel", loop.cpu, loop.cpu + 5)
+            loop.add("cuda_runtime", "cudaLaunchKernel", loop.cpu, loop.cpu + 5)
     found = instrument.diagnose(loop.trace(tmp_path))
     assert not found.parts
     assert found.bound is None

@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import BuiltinFunctionType
@@ -20,6 +20,7 @@ from torch import nn
 from torch.cuda import Event, current_stream, synchronize  # before there is anything to answer
 from torch.utils.data import DataLoader
 
+from instrument.base.patch import Patch, apply
 from instrument.syncs.dryrun import cuda
 from instrument.syncs.dryrun.cuda import PretendedCuda
 from tests.dryrun.pretended import Noted, OnCpu
@@ -77,14 +78,13 @@ def test_nested_installations() -> None:
 def test_failed_installation(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error during the installation undoes all of it."""
     before = contents()
-    changes = PretendedCuda._changes
 
-    def failing(self: Any) -> Iterator[Any]:
-        all_of_them = list(changes(self))
-        all_of_them[which] = (*all_of_them[which][:2], 1)  # not callable
-        yield from all_of_them
+    def failing(patches: Iterable[Patch], held: list[Patch]) -> None:
+        all_of_them = list(patches)
+        all_of_them[which] = Patch(torch.cuda, "device_count", 1)  # type: ignore[arg-type]  # not callable
+        apply(all_of_them, held)
 
-    monkeypatch.setattr(PretendedCuda, "_changes", failing)
+    monkeypatch.setattr(cuda, "apply", failing)
     gpu = PretendedCuda(Noted())
     with pytest.raises(TypeError, match="not callable"):
         gpu.install()
@@ -124,13 +124,17 @@ def test_caches_of_a_module_that_changes(monkeypatch: pytest.MonkeyPatch) -> Non
     def has_gpu() -> bool:
         return torch.cuda.is_available()
 
-    cuda._clear_availability_caches()
+    gpu = PretendedCuda(Noted())
+    gpu.install()
+    gpu.undo()
     for _ in range(2):
         cached = functools.lru_cache(has_gpu)
         monkeypatch.setattr(sys.modules[__name__], "gained", cached, raising=False)
         assert not cached()
-        cuda._clear_availability_caches()
-        assert 0 == cached.cache_info().currsize
+        gpu.install()
+        assert cached()
+        gpu.undo()
+        assert not cached()
 
 
 # ---------------------------------------------------------------------------------- everything has an answer

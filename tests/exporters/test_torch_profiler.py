@@ -129,14 +129,14 @@ def test_export_before_and_after_compression(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["CUDA_INJECTION64_PATH", "NV_TPS_LAUNCH_TOKEN", "ROCP_TOOL_LIBRARIES"])
 def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, variable: str
 ) -> None:
     """Beside another user of the GPU's tracing interface only the CPU is recorded, with one log line."""
     monkeypatch.setenv(variable, "/opt/tool/libtool.so")
     monkeypatch.setattr(TorchProfilerExporter, "_warned", set())
     for _ in range(2):
-        exporter = TorchProfilerExporter({"record_shapes": True})
-        assert {"record_shapes": True, "activities": [ProfilerActivity.CPU]} == exporter._options
+        made = record(TorchProfilerExporter({"record_shapes": True}), tmp_path).profiler
+        assert (True, {ProfilerActivity.CPU}) == (made.record_shapes, made.activities)
     assert 1 == caplog.text.count("torch.profiler records the CPU only")
 
 
@@ -350,7 +350,7 @@ def test_kineto_prints_nothing_about_a_window(
         return capfd.readouterr().err
 
     own = plain()  # of the program's own recordings, Kineto prints what it did
-    assert ("profiler_stop" in own) == (kineto._least_severity() is not None)
+    assert ("profiler_stop" in own) == (kineto.least_severity() is not None)
     monkeypatch.setenv("KINETO_LOG_LEVEL", "4")
     record(TorchProfilerExporter({}), tmp_path)
     assert capfd.readouterr().err.count("profiler_") == own.count("profiler_")

@@ -36,6 +36,9 @@ MICRO_STEP = "micro-step\n  GPT2LMHeadModel\n  backward\n"
 STEP = f"{MICRO_STEP * 2}  clip_grad_norm_\n  Optimizer.step#AdamW.step\n"
 
 
+adapters = weakref.WeakKeyDictionary[Accelerator, AccelerateAdapter]()  # the last one of each
+
+
 def losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("loss")]
 
@@ -123,12 +126,8 @@ def accelerator(steps: int = 1, **arguments: Any) -> Accelerator:
 
 def attached(accelerator: Accelerator, out: Path | None = None, **options: Any) -> Accelerator:
     """Attach to ``accelerator`` and return it."""
-    attach(out, accelerator=accelerator, **options)
+    adapters[accelerator] = attach(out, accelerator=accelerator, **options)
     return accelerator
-
-
-def adapter_of(accelerator: Accelerator) -> AccelerateAdapter:
-    return integration._attached[accelerator]
 
 
 def windows(out: Path) -> list[Any]:
@@ -165,7 +164,7 @@ def test_updates_are_steps(tmp_path: Path) -> None:
     """Updates are steps; batches that only accumulate gradients are not."""
     training = Training(attached(accelerator(3), tmp_path / "out", wait=1, warmup=0, active=2))
     training.run(12)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     found = recorded(tmp_path / "out")
     assert {"micro-step": 6, "backward": 6, "Net": 6} == counts(found, ["micro-step", "backward", "Net"])
 
@@ -174,7 +173,7 @@ def test_no_micro_steps_without_accumulation(tmp_path: Path) -> None:
     """Without accumulation, the body of ``accumulate`` is a whole step and has no region "micro-step"."""
     training = Training(attached(accelerator(), tmp_path / "out", wait=0, warmup=0, active=2))
     training.run(3)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert {"micro-step": 0, "backward": 2} == counts(recorded(tmp_path / "out"), ["micro-step", "backward"])
 
 
@@ -185,7 +184,7 @@ def test_skipped_updates_are_steps(tmp_path: Path) -> None:
     training.run(3)
     training.optimizer._is_overflow = False
     training.run(3)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert {"backward": 2} == counts(recorded(tmp_path / "out"), ["backward"])
 
 
@@ -198,7 +197,7 @@ def test_copy_of_the_optimizer(tmp_path: Path) -> None:
     before = parameter.detach().clone()
     other.step()
     assert not torch.equal(before, parameter)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert not torch.autograd._profiler_enabled()
 
 
@@ -213,7 +212,7 @@ def test_free_memory(tmp_path: Path) -> None:
     gc.collect()
     assert reference() is None
     Training(attached_accelerator).run(4)
-    adapter_of(attached_accelerator).detach()
+    adapters[attached_accelerator].detach()
     entries = [json.loads(line) for line in (tmp_path / "out/manifest.jsonl").read_text().splitlines()]
     assert [(entry["status"], entry["steps"]) for entry in entries] == [("recorded", [5, 5])]
 
@@ -223,7 +222,7 @@ def test_attach_after_prepare(tmp_path: Path) -> None:
     training = Training(accelerator())
     attached(training.accelerator, tmp_path / "out", wait=0, warmup=0, active=2)
     training.run(3)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert {"Net": 2} == counts(recorded(tmp_path / "out"), ["Net"])
 
 
@@ -234,7 +233,7 @@ def test_two_optimizers(tmp_path: Path) -> None:
     for _ in range(2):
         training.run(1)
         other.step()
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert [[0, 1]] == windows(tmp_path / "out")
 
 
@@ -257,7 +256,7 @@ def test_scheduler_that_wraps_the_step(tmp_path: Path) -> None:
     expected.run(6)
     training = Training(attached(accelerator(), tmp_path / "out"), scheduled=True)
     training.run(3)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     training.run(3)
     assert [[2, 2]] == windows(tmp_path / "out")
     assert expected.losses[:3] == training.losses[:3]
@@ -269,7 +268,7 @@ def test_error_inside_a_step(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="lost"), training.accelerator.accumulate(training.model):
         raise RuntimeError("lost")
     training.run(4)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert {"micro-step": 4} == counts(recorded(tmp_path / "out"), ["micro-step"])
 
 
@@ -277,7 +276,7 @@ def test_resumed_run(tmp_path: Path) -> None:
     """Steps are numbered over the whole run."""
     training = Training(attached(accelerator(), tmp_path / "out", at=101, active=1, first_step=100))
     training.run(3)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert [[101, 101]] == windows(tmp_path / "out")
 
 
@@ -287,7 +286,7 @@ def test_second_adapter(tmp_path: Path) -> None:
     training.run(2)
     attached(training.accelerator, tmp_path / "two", wait=0, warmup=0, active=1)
     training.run(2)
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert [[[0, 1]], [[0, 0]]] == [windows(tmp_path / "one"), windows(tmp_path / "two")]
 
 
@@ -299,7 +298,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     training.accelerator.save_model(training.model, str(tmp_path / "model"))
     training.run(1)
     pickle.loads(pickle.dumps(training.model))
-    adapter_of(training.accelerator).detach()
+    adapters[training.accelerator].detach()
     assert {"checkpoint": 2} == counts(recorded(tmp_path / "out"), ["checkpoint"])
     assert (tmp_path / "state" / "optimizer.bin").exists()
 
@@ -317,7 +316,7 @@ def test_profile_kwargs(tmp_path: Path, given: bool) -> None:
     target = accelerator(kwargs_handlers=[] if given else [profile])
     training = Training(attached(target, profile=profile) if given else attached(target))
     training.run(7)
-    adapter_of(target).detach()
+    adapters[target].detach()
     assert [[2, 2], [5, 5]] == windows(tmp_path / "out")[:2]
     assert 2 == len(called)
 
@@ -328,7 +327,7 @@ def test_arguments_override_profile_kwargs(tmp_path: Path) -> None:
     target = accelerator()
     training = Training(attached(target, tmp_path / "out", profile=profile, wait=0, warmup=0, active=2))
     training.run(3)
-    adapter_of(target).detach()
+    adapters[target].detach()
     assert [[0, 1]] == windows(tmp_path / "out")
     assert not (tmp_path / "other").exists()
 

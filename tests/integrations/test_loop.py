@@ -15,6 +15,7 @@ import torch
 from instrument.base.errors import SyncError
 from instrument.base.patch import Patch
 from instrument.integrations.loop import AutomaticLoop, Loop
+from instrument.record.windows.profile import Profile
 
 pytestmark = pytest.mark.framework
 
@@ -87,13 +88,14 @@ def test_regions_left_open(tmp_path: Path) -> None:
     """Regions that an error leaves open are closed with the enclosing region or at the end."""
     loop = Loop(tmp_path)
     loop.start()
-    for name in ("step", "forward", "inner"):
+    names = ("step", "forward", "inner")
+    for name in names:
         loop.enter(name)
     loop.leave("nothing")
     loop.leave("forward")
-    assert [name for name, _ in loop._open] == ["step"]
+    assert ["step"] == [name for name in names if loop.is_open(name)]
     loop.stop()
-    assert loop._open == []
+    assert not any(map(loop.is_open, names))
 
 
 @pytest.mark.usefixtures("lenient")
@@ -105,9 +107,9 @@ def test_failures_are_contained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         raise error
 
     loop.start()
-    monkeypatch.setattr(loop._profile, "step", lambda: fail(RuntimeError("internal")))
+    monkeypatch.setattr(Profile, "step", lambda _: fail(RuntimeError("internal")))
     loop.step()
-    monkeypatch.setattr(loop._profile, "step", lambda: fail(SyncError("requested")))
+    monkeypatch.setattr(Profile, "step", lambda _: fail(SyncError("requested")))
     with pytest.raises(SyncError):
         loop.step()
     loop.stop()

@@ -166,6 +166,8 @@ def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     """`install` drives the loop that the environment requests, and yields to `attach`."""
     arguments = {"out": str(tmp_path / "out"), "wait": 0, "warmup": 0, "active": 1, "modules": False}
     monkeypatch.setenv(RUN, json.dumps(arguments))
+    attach_one, adapters = MegatronAdapter.attach, list[MegatronAdapter]()
+    monkeypatch.setattr(MegatronAdapter, "attach", lambda adapter: adapters.append(adapter) or attach_one(adapter))
     for cache in (loop_from_environment, install):
         cache.cache_clear()
     try:
@@ -184,18 +186,20 @@ def test_install(package: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.undo()
         for cache in (loop_from_environment, install):
             cache.cache_clear()
-        if MegatronAdapter._current is not None:
-            MegatronAdapter._current.detach()
+        for adapter in adapters:
+            adapter.detach()
 
 
 def test_not_requested(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the environment variable nothing is attached."""
     monkeypatch.delenv(RUN, raising=False)
+    adapters: list[MegatronAdapter] = []
+    monkeypatch.setattr(MegatronAdapter, "attach", adapters.append)
     for cache in (loop_from_environment, install):
         cache.cache_clear()
     install()
     install.cache_clear()
-    assert MegatronAdapter._current is None
+    assert [] == adapters
 
 
 def test_wrong_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,7 +188,7 @@ def test_error_in_step(tmp_path: Path) -> None:
             Trainer(fail_at=4).train(6)
         assert not torch.autograd._profiler_enabled()
         assert not attached.loop.running
-        assert [] == attached.loop._open
+        assert not any(map(attached.loop.is_open, ("step", "data")))
     (entry,) = attached.loop.windows
     assert (entry["status"], entry["steps"]) == ("partial", [2, 3])
 
@@ -240,15 +241,18 @@ def test_profiler_of_the_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
 
 def test_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` follows torchtitan's Trainer for the environment's loop, and has no effect without one."""
-    found = []
-    monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(adapter))
-    for loop in (None, Loop(tmp_path)):
+    attach_one, found = torchtitan.TorchtitanAdapter.attach, list[Adapter]()
+    monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(attach_one(adapter)))
+    monkeypatch.setitem(sys.modules, "torchtitan.trainer", SimpleNamespace(Trainer=Trainer))  # type: ignore[arg-type]
+    for loop in (None, Loop(tmp_path, at=1)):
         monkeypatch.setattr(adapters, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()
         torchtitan.install()
     torchtitan.install.cache_clear()
     (adapter,) = found
-    assert adapter._trainer is None
+    with adapter:
+        Trainer().train(3)
+    assert [[1, 1]] == steps(adapter)
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def tool(name: str, *version: int) -> Tool:
 def command_line(*arguments: Any) -> list[str]:
     """Return the command line without the shells that separate the output of nsys from the program's."""
     line = launch.command_line(*arguments)
-    for shell in (vendors._HIDE_STDOUT, vendors._RESTORE_STDOUT):
+    for shell in (vendors.HIDE_STDOUT, vendors.RESTORE_STDOUT):
         at = next((at for at in range(len(line)) if line[at : at + len(shell)] == [*shell]), len(line))
         line = line[:at] + line[at + len(shell) :]
     return line

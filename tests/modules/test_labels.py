@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import instrument
 from instrument.record.modules import labels
-from instrument.record.modules.labels import Labels, loaders, optimizers
+from instrument.record.modules.labels import Labels
 from tests.modules.conftest import AttachEmitter
 
 
@@ -236,7 +236,6 @@ def test_optimizers_of_one_class(recorded: Callable[..., list[dict[str, Any]]]) 
 
     def run() -> list[str]:
         gc.collect()
-        optimizers._complete = False
         agent = Agent(lambda: nn.Linear(2, 2))
         a_optimizer = torch.optim.Adagrad(agent.actor.parameters())
         c_optimizer = torch.optim.Adagrad(agent.critics[0].parameters())
@@ -259,7 +258,6 @@ def test_optimizer_created_in_a_window(recorded: Callable[..., list[dict[str, An
         late = torch.optim.Adadelta(model.parameters())
         late.step()
 
-    optimizers._complete = False
     with instrument.annotate_step("optimizer"):
         names = [event["name"] for event in recorded(step)]
     assert names == ["Optimizer.step#Adadelta.step", "Optimizer.step#Adadelta.step[late]"]
@@ -274,8 +272,8 @@ def test_optimizers_of_an_inner_loop(
     model(torch.ones(1, 2)).sum().backward()
     outer = torch.optim.Adadelta(model.parameters())
     visited: list[str] = []
-    children = labels._children
-    monkeypatch.setattr(labels, "_children", lambda path, value: visited.append(path) or children(path, value))
+    children = labels.children
+    monkeypatch.setattr(labels, "children", lambda path, value: visited.append(path) or children(path, value))
 
     def step() -> None:
         outer.step()
@@ -318,7 +316,6 @@ def test_data_loaders(recorded: Callable[..., list[dict[str, Any]]]) -> None:
             return [event["name"] for event in recorded(lambda: load(data, evaluation))]
 
     gc.collect()
-    loaders._complete = False
     names = Counter(run())
     batches = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     assert names == {f"{batches}[data]": 6, f"{batches}[evaluation[loader]]": 4, batches: 2}
@@ -330,7 +327,6 @@ def test_single_data_loader(recorded: Callable[..., list[dict[str, Any]]]) -> No
     kept = DataLoader(range(4), 4)
     vars(kept)["attribute"] = kept
     del kept
-    loaders._complete = False
     loader = DataLoader(range(4), 2)
     with instrument.annotate_step("data"):
         names = {event["name"] for event in recorded(lambda: list(loader))}

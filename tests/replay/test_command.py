@@ -24,7 +24,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with loop.step(number):
             start = loop.cpu
             loop.work(400)
-            loop._add("user_annotation", "slow", start, loop.cpu)
+            loop.add("user_annotation", "slow", start, loop.cpu)
             for _ in range(10):
                 loop.launch(50)
             loop.synchronize()

@@ -23,6 +23,7 @@ class Loop:
         gpu: the time at which the GPU finishes all queued work.
         starved: how long the GPU has waited for launches since its first work.
         held: the starts and ends of launches that waited for room in the queue.
+        device: the number of the GPU that work is launched on.
 
     Args:
         process: the process number.
@@ -35,7 +36,7 @@ class Loop:
         self.held: list[tuple[int, int]] = []
         self._queue, self._ends = queue, list[int]()
         self.events: list[dict[str, Any]] = []
-        self._process, self._device = process, device
+        self._process, self.device = process, device
         self._launches = 0
 
     @contextmanager
@@ -43,7 +44,7 @@ class Loop:
         """Mark a step."""
         start = self.cpu
         yield
-        self._add("user_annotation", f"ProfilerStep#{number}", start, self.cpu)
+        self.add("user_annotation", f"ProfilerStep#{number}", start, self.cpu)
 
     def work(self, us: int) -> None:
         """Keep the CPU busy."""
@@ -59,7 +60,7 @@ class Loop:
         if len(self._ends) >= self._queue and self._ends[-self._queue] > begun:
             self.cpu = self._ends[-self._queue]
             self.held.append((begun + cost, self.cpu + cost))
-        self._add("cuda_runtime", call, begun, self.cpu + cost, thread, **ids)
+        self.add("cuda_runtime", call, begun, self.cpu + cost, thread, **ids)
         start = max(self.cpu + LATENCY_US, self.gpu)
         if self.gpu and self.cpu >= self.gpu:
             self.starved += start - self.gpu
@@ -68,13 +69,13 @@ class Loop:
         self.cpu += cost
         for number in range(kernels):
             begin, end = (start + us * part // kernels for part in (number, number + 1))
-            event = self._event("kernel", "volta_sgemm_128x64_tn", begin, end) | {"pid": self._device, "tid": 7}
-            self.events.append(event | {"args": ids | {"device": self._device, "stream": 7}})
+            event = self.event("kernel", "volta_sgemm_128x64_tn", begin, end) | {"pid": self.device, "tid": 7}
+            self.events.append(event | {"args": ids | {"device": self.device, "stream": 7}})
 
     def synchronize(self, call: str = "cudaDeviceSynchronize", thread: int = 1) -> None:
         """Wait for the GPU."""
         start, self.cpu = self.cpu, max(self.cpu, self.gpu) + 1
-        self._add("cuda_runtime", call, start, self.cpu, thread)
+        self.add("cuda_runtime", call, start, self.cpu, thread)
 
     def trace(self, folder: Path, *others: Loop) -> Trace:
         """Return the trace of a recording that ends now; torch's profiler synchronizes first."""
@@ -84,10 +85,12 @@ class Loop:
         path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
         return read_kineto(path)
 
-    def _add(self, category: str, name: str, start: int, end: int, thread: int = 1, **args: Any) -> None:
-        event = self._event(category, name, start, end) | {"pid": self._process, "tid": thread}
+    def add(self, category: str, name: str, start: int, end: int, thread: int = 1, **args: Any) -> None:
+        """Add an event of a thread, with its times."""
+        event = self.event(category, name, start, end) | {"pid": self._process, "tid": thread}
         self.events.append(event | {"args": args})
 
     @staticmethod
-    def _event(category: str, name: str, start: int, end: int) -> dict[str, Any]:
+    def event(category: str, name: str, start: int, end: int) -> dict[str, Any]:
+        """Return an event without its place."""
         return {"ph": "X", "cat": category, "name": name, "ts": BASE_US + start, "dur": end - start}

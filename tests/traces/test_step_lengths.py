@@ -136,7 +136,7 @@ def test_synchronization_that_leaves_work(tmp_path: Path) -> None:
         with loop.step(number):
             loop.launch(5_000)
             start, loop.cpu = loop.cpu, loop.cpu + 50
-            loop._add("cuda_runtime", "cudaStreamSynchronize", start, loop.cpu)
+            loop.add("cuda_runtime", "cudaStreamSynchronize", start, loop.cpu)
     lengths = of(loop.trace(tmp_path))
     assert (lengths.synchronized_step_ns, lengths.bound) == (None, "gpu")
 
@@ -157,7 +157,7 @@ def test_synchronizations_of_other_threads(tmp_path: Path) -> None:
                 loop.launch(1_000)
                 start = loop.cpu
                 loop.synchronize(thread=thread)
-                loop._add("cpu_op", operator, start, loop.cpu, thread, **{"Sequence number": number})
+                loop.add("cpu_op", operator, start, loop.cpu, thread, **{"Sequence number": number})
         if thread == 4:
             loop.events = [event for event in loop.events if event["cat"] != "cpu_op"]
             name = {"ph": "M", "cat": "", "name": "thread_name", "pid": 1, "tid": 4}
@@ -268,7 +268,7 @@ def test_work_before_the_steps(tmp_path: Path) -> None:
     for event in loop.events:
         if event["cat"] == "kernel":
             event["ts"] += 20_000
-    earlier = loop._event("kernel", "earlier", 0, 20_000) | {"pid": 0, "tid": 7}
+    earlier = loop.event("kernel", "earlier", 0, 20_000) | {"pid": 0, "tid": 7}
     loop.events.append(earlier | {"args": {"device": 0, "stream": 7}})
     loop.gpu += 20_000
     lengths = of(loop.trace(tmp_path))
@@ -480,7 +480,7 @@ def test_busy_time_of_several_gpus(tmp_path: Path) -> None:
     for number in range(3):
         with loop.step(number):
             for device in (0, 1):
-                loop._device = device
+                loop.device = device
                 loop.launch(1_000)
     trace = loop.trace(tmp_path)
     (*_, last) = of(trace).steps

@@ -212,13 +212,13 @@ def test_out_of_memory_in_a_window_that_fails(out: Path, allocator: Allocator, l
 
 def writing(monkeypatch: pytest.MonkeyPatch, before: Callable[[], object]) -> None:
     """Call ``before`` before each write to a snapshot."""
-    write = window_memory._LimitedFile.write
+    write = window_memory.LimitedFile.write
 
     def changed(file: Any, data: bytes) -> int:
         before()
         return write(file, data)
 
-    monkeypatch.setattr(window_memory._LimitedFile, "write", changed)
+    monkeypatch.setattr(window_memory.LimitedFile, "write", changed)
 
 
 @pytest.mark.usefixtures("lenient")

@@ -42,7 +42,7 @@ _PARSERS = {
     "torchrun": ("torch.distributed.run", "get_args_parser"),
     "accelerate": ("accelerate.commands.launch", "launch_command_parser"),
 }
-_MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
+MODULES = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ def workers(command: Sequence[str], environment: Mapping[str, str]) -> Workers |
         start = 1
     elif name == "accelerate" and words[1:2] == ["launch"]:
         start = 2
-    elif words[1:2] == ["-m"] and words[2:3] and words[2] in _MODULES:
-        name, start = _MODULES[words[2]], 3
+    elif words[1:2] == ["-m"] and words[2:3] and words[2] in MODULES:
+        name, start = MODULES[words[2]], 3
     else:
         return None
     given = words[start:]

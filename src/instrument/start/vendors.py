@@ -155,8 +155,8 @@ _DEVICES = ("/dev/nvidiactl", "/dev/nvhost-ctrl-gpu", "/dev/dxg", "/proc/driver/
 _ENDLESS = 100_000  # windows
 # nsys writes its progress to standard output, which belongs to the program. So nsys runs with standard error
 # instead, and passes the original on as descriptor 3, which the program gets back as its standard output.
-_HIDE_STDOUT = ("/bin/sh", "-c", 'exec "$@" 3>&1 >&2', "sh")
-_RESTORE_STDOUT = ("/bin/sh", "-c", 'if { true >&3; } 2>/dev/null; then exec "$@" >&3 3>&-; fi; exec "$@"', "sh")
+HIDE_STDOUT = ("/bin/sh", "-c", 'exec "$@" 3>&1 >&2', "sh")
+RESTORE_STDOUT = ("/bin/sh", "-c", 'if { true >&3; } 2>/dev/null; then exec "$@" >&3 3>&-; fi; exec "$@"', "sh")
 _NSYS_LONG = {"-t": "--trace", "-s": "--sample", "-c": "--capture-range", "-p": "--nvtx-capture"}
 
 
@@ -182,7 +182,7 @@ class Nsys(Vendor):
         given = {_NSYS_LONG.get(word, word) for word in (extra.partition("=")[0] for extra in request.extra)}
         own = [word for word in options if word.partition("=")[0] not in given]  # nsys accepts no option twice
         line = [tool.path, "profile", *own, "-o", report, *request.extra]
-        return [*_HIDE_STDOUT, *line, *_RESTORE_STDOUT]
+        return [*HIDE_STDOUT, *line, *RESTORE_STDOUT]
 
 
 def _supported_traces(tool: Tool) -> list[str]:

@@ -11,7 +11,7 @@ from types import CodeType, FrameType
 from ..explain.waits import operations
 
 # Operations of instructions that are not calls, by the beginnings of their names across Python versions
-_INSTRUCTIONS = (
+INSTRUCTIONS = (
     (("POP_JUMP", "JUMP_IF", "UNARY_NOT", "TO_BOOL", "JUMP_BACKWARD_IF"), "bool"),
     (("BINARY_SUBSCR", "BINARY_SLICE"), "getitem"),
     (("STORE_SUBSCR", "STORE_SLICE"), "setitem"),
@@ -22,7 +22,7 @@ _INSTRUCTIONS = (
     (("UNARY_NEGATIVE",), "neg"),
     (("UNARY_INVERT",), "invert"),
 )
-_OPERATORS = {
+OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
     "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift", "[]": "getitem",
     "==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge",
@@ -56,7 +56,7 @@ def _operation_at(code: CodeType, last: int, line: int) -> str | None:
         return _name_of(now.argval)
     if name.startswith(("BINARY_OP", "COMPARE_OP")):
         return _operator(now.argrepr, text)
-    for beginnings, op in _INSTRUCTIONS:
+    for beginnings, op in INSTRUCTIONS:
         if name.startswith(beginnings):
             return op
     if name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10 has one instruction for each operator
@@ -69,7 +69,7 @@ def _operator(shown: str, text: str) -> str | None:
     sign = shown.removeprefix("bool(").removesuffix(")")
     if sign == "%" and text.startswith(('"', "'", 'f"', "f'")):
         return "format"
-    return _OPERATORS.get(sign) or _OPERATORS.get(sign.removesuffix("="))
+    return OPERATORS.get(sign) or OPERATORS.get(sign.removesuffix("="))
 
 
 def _name_of(name: object) -> str | None:

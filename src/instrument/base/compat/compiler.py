@@ -98,10 +98,10 @@ def graph_makers() -> list[tuple[Any, str]]:
     The function makes CUDA graphs of modules, and refuses modules that have hooks. Several modules import it, so
     a patch has to replace it in each.
     """
-    return _owners("make_graphed_callables", _GRAPH_MAKERS)
+    return _owners("make_graphed_callables", GRAPH_MAKERS)
 
 
-_GRAPH_MAKERS = (
+GRAPH_MAKERS = (
     "torch.cuda",
     "torch.cuda.graphs",
     "torch.xpu",

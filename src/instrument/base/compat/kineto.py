@@ -263,7 +263,7 @@ def without_start_and_stop() -> Iterator[None]:
     stay where the program chose what Kineto prints, by ``KINETO_LOG_LEVEL``, and where this variable of Kineto
     cannot be found.
     """
-    severity = None if "KINETO_LOG_LEVEL" in os.environ else _least_severity()
+    severity = None if "KINETO_LOG_LEVEL" in os.environ else least_severity()
     if severity is None or severity.value != _LEVEL_ERROR:
         yield
         return
@@ -275,7 +275,7 @@ def without_start_and_stop() -> Iterator[None]:
 
 
 @functools.cache
-def _least_severity() -> ctypes.c_int | None:
+def least_severity() -> ctypes.c_int | None:
     """Return the least severity that Kineto prints; None in a version of torch without these lines."""
     import torch
 

@@ -480,7 +480,7 @@ class SnapshotDump:
         """Write the snapshot to ``part``, unless it is too large."""
         with part.open("wb", buffering=0) as file:
             try:
-                pickle.Pickler(_LimitedFile(file, self._size_bytes, self), _PROTOCOL).dump(snapshot)
+                pickle.Pickler(LimitedFile(file, self._size_bytes, self), _PROTOCOL).dump(snapshot)
             except _TooLargeError:
                 return False
         return True
@@ -495,7 +495,7 @@ class _TooLargeError(Exception):
     """A file is about to exceed its limit."""
 
 
-class _LimitedFile:
+class LimitedFile:
     """Writes to ``file`` up to ``limit`` bytes."""
 
     def __init__(self, file: BinaryIO, limit: int, dump: SnapshotDump) -> None:

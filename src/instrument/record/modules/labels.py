@@ -122,11 +122,11 @@ class Labels:
             if outermost:  # but `self.optimizer` is shorter than `trainer.optimizer`
                 below.reverse()
                 outermost = False
-            level = ((path, held) for above, value in below for path, held in _children(above, value))
+            level = ((path, held) for above, value in below for path, held in children(above, value))
         return paths
 
 
-def _children(path: str, value: object) -> Iterator[tuple[str, object]]:
+def children(path: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the items or attributes of ``value``, without calling any of its methods."""
     kind = type(value)
     if kind is dict:

@@ -24,7 +24,7 @@ from ...record.stepping.explicit_steps import program_steps
 from ...record.stepping.follower import StepFollower
 from .termination import Termination
 
-_LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
+LAUNCHERS = ("torch.distributed.run", "accelerate.commands.launch", "torch.distributed.launch")
 FEATURE = "following optimizers"
 _MAX_OPTIMIZERS = 16  # whose models are searched for
 _HINT = "choose what a step is with --step-on backward, forward or FUNCTION (train.py:train_step)"
@@ -243,7 +243,7 @@ class Session:
             self._loop.warn_if_ignored()
             return
         started = os.environ.get(PROCESS) == str(self._process)  # by `instrument run` itself
-        if started and not counted and not self._child_recorded() and sys.modules.keys().isdisjoint(_LAUNCHERS):
+        if started and not counted and not self._child_recorded() and sys.modules.keys().isdisjoint(LAUNCHERS):
             log.warning(self._reason_for_nothing())
 
     def _reason_for_nothing(self) -> str:

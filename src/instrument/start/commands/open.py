@@ -59,7 +59,7 @@ def open_command(
         page, file = _page(trace, server, perfetto, options | {"steps_from": steps_from, "rank": rank})
         try:
             _announce(server, perfetto if file else None)
-            if not no_browser and _can_show():
+            if not no_browser and can_show():
                 Thread(target=_show, args=(server.url,), daemon=True).start()  # it may return when it is closed
             server.serve(page, file)
             cli.print_message("the last tab is closed")
@@ -141,7 +141,7 @@ def _announce(server: PageServer, perfetto: str | None) -> None:
         print_line(console, shell_line(["ssh", "-N", "-L", forward, socket.gethostname()]))
 
 
-def _can_show() -> bool:
+def can_show() -> bool:
     """Return whether a browser would appear before the user, and not in this terminal or on another screen."""
     if os.environ.get("BROWSER"):  # editors set it, also over ssh
         return True
