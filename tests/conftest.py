@@ -19,10 +19,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from instrument.base.config import settings
 from instrument.record.exporters.sessions import sessions
-from instrument.record.handover import finishing_process
+from instrument.record.handover.finishing_process import FinishingProcess
 from instrument.record.regions import annotation, dispatch
-from instrument.record.windows.profile import Profile
+from instrument.record.windows.schedule_follower import running_profiles
 from tests.support.browser import browser, open_page
+from tests.support.finishing import started, unfinished
 from tests.support.simulated_gpu import gpu_values, only_values_that_are_computed
 
 __all__ = ["browser", "gpu_values", "only_values_that_are_computed", "open_page"]
@@ -80,6 +81,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="no GPU that torch can use"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def noted_processes() -> Iterator[None]:
+    """Note each finishing process, also that of a fixture of a module, for `strict`."""
+    begin = FinishingProcess.__init__
+
+    def noted(process: FinishingProcess, folder: Path, *arguments: Any) -> None:
+        begin(process, folder, *arguments)
+        started[process] = folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FinishingProcess, "__init__", noted)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Raise internal errors, and fail a test that leaves a profiler, an emitter or a finishing process live."""
@@ -88,14 +103,15 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dispatch.compiled_away.clear()
     dispatch._logged.clear()
     yield
-    for running in list(Profile._running):  # loops of `steps` that may go on until the process ends
+    for running in list(running_profiles):  # loops of `steps` that may go on until the process ends
         running.abandon("the test is over")
-    finishing = list(finishing_process._running)
+    finishing = unfinished()
     unclosed = [left for left in finishing if left.takes_jobs]
     for left in finishing:
         left.end(30)
     assert not unclosed
-    assert not any(left._failure for left in finishing)
+    ends = [str(left.ended) for left in finishing]
+    assert not [end for end in ends if end.startswith(("None", "was abandoned", "was killed"))]
     assert not torch.autograd._profiler_enabled()
     assert sessions.capture is None
     assert not dispatch.recording

@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 import instrument
 from instrument.base.config import RUN
+from instrument.integrations import loop as loops
 from instrument.integrations.loop import Loop, loop_from_environment
 from instrument.record.allocator_history.options import MemoryHistory
 from instrument.record.exporters.torch_profiler import DETAILS
+from instrument.record.windows.api import new_profile
 from instrument.start import commands
 from instrument.start.cli import app
 from instrument.start.commands.run import Profiler
@@ -226,13 +228,25 @@ def test_memory_without_a_profiler() -> None:
     assert "--memory has no effect with --profiler nsys" in run("--memory=snapshot", "--profiler", "nsys").stderr
 
 
+def options_of_the_windows(monkeypatch: pytest.MonkeyPatch, *given: str) -> dict[str, Any]:
+    """Return the options of the profile that the processes of the program make."""
+    made: dict[str, Any] = {}
+
+    def noted(driver: Any, **options: Any) -> Any:
+        made.update(options)
+        return new_profile(driver, **options)
+
+    monkeypatch.setenv(RUN, json.dumps(settings(*given)))
+    monkeypatch.setattr(Loop, "requested", None)
+    monkeypatch.setattr(loops, "new_profile", noted)
+    assert loop_from_environment.__wrapped__() is not None
+    return made
+
+
 def test_the_memory_history_reaches_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the program have the options of the command line."""
-    monkeypatch.setenv(RUN, json.dumps(settings("--memory", "snapshot,size=1GB")))
-    monkeypatch.setattr(Loop, "requested", None)
-    loop = loop_from_environment.__wrapped__()
-    assert loop is not None
-    assert instrument.memory_history(size="1GB") == loop._recording["memory"]
+    made = options_of_the_windows(monkeypatch, "--memory", "snapshot,size=1GB")
+    assert instrument.memory_history(size="1GB") == made["memory"]
 
 
 def test_what_happens_to_the_files() -> None:
@@ -248,12 +262,8 @@ def test_what_happens_to_the_files() -> None:
 
 def test_the_limits_reach_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of the program have the limits of the command line."""
-    monkeypatch.setenv(RUN, json.dumps(settings("--keep", "windows=20,total=50G")))
-    monkeypatch.setattr(Loop, "requested", None)
-    loop = loop_from_environment.__wrapped__()
-    assert loop is not None
-    assert instrument.keep(windows=20, total="50GB").total_bytes == loop._recording["keep"].total_bytes
-    assert 20 == loop._recording["keep"].windows
+    keep = options_of_the_windows(monkeypatch, "--keep", "windows=20,total=50G")["keep"]
+    assert (instrument.keep(windows=20, total="50GB").total_bytes, 20) == (keep.total_bytes, keep.windows)
 
 
 @pytest.mark.parametrize(

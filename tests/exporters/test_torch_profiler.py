@@ -134,8 +134,9 @@ def test_beside_a_gpu_tool_only_the_cpu_is_recorded(
     """Beside another user of the GPU's tracing interface only the CPU is recorded, with one log line."""
     monkeypatch.setenv(variable, "/opt/tool/libtool.so")
     monkeypatch.setattr(TorchProfilerExporter, "_warned", set())
+    options = {"record_shapes": True, "activities": [ProfilerActivity.CPU, ProfilerActivity.CUDA]}
     for _ in range(2):
-        made = record(TorchProfilerExporter({"record_shapes": True}), tmp_path).profiler
+        made = record(TorchProfilerExporter(options), tmp_path).profiler
         assert (True, {ProfilerActivity.CPU}) == (made.record_shapes, made.activities)
     assert 1 == caplog.text.count("torch.profiler records the CPU only")
 

@@ -111,7 +111,7 @@ def deepspeed_is_restored(deepspeed: Any) -> Iterator[None]:
 
     owners = [
         owner
-        for owner in integration._owners()
+        for owner in integration.owners()
         if owner.__name__.startswith(("deepspeed.utils", "DeepSpeedEngine"))
     ]
     owners.append(type(deepspeed.accelerator.get_accelerator()))
@@ -204,7 +204,7 @@ def test_error_in_forward(deepspeed: Any, tmp_path: Path) -> None:
 def test_failures_of_the_library(deepspeed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure of this library does not change the losses."""
     expected = train(engine(deepspeed), 3)
-    monkeypatch.setattr(integration.DeepSpeedAdapter, "_begin", lambda self, engine: 1 / 0)
+    monkeypatch.setattr(Loop, "start", lambda *_, **__: 1 / 0)
     with attach(tmp_path):
         assert train(engine(deepspeed), 3) == expected
 

@@ -19,7 +19,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 from transformers.generation.utils import GenerationMixin
 
 from instrument.base.errors import SyncError
-from instrument.base.patch import undo
 from instrument.integrations import loop
 from instrument.integrations import transformers as integration
 from instrument.integrations.loop import Loop
@@ -410,10 +409,8 @@ def requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     out = tmp_path / "automatic"
     monkeypatch.setenv("INSTRUMENT_RUN", json.dumps({"out": str(out), "wait": 1, "warmup": 0, "active": 2}))
     loop.loop_from_environment.cache_clear()
-    before = transformers.trainer.DEFAULT_CALLBACKS
+    monkeypatch.setattr(transformers.trainer, "DEFAULT_CALLBACKS", list(transformers.trainer.DEFAULT_CALLBACKS))
     yield out
-    undo(integration._patches)
-    assert transformers.trainer.DEFAULT_CALLBACKS is before
     loop.loop_from_environment.cache_clear()
 
 

@@ -87,15 +87,11 @@ def attach_emitter() -> AttachEmitter:
     @contextlib.contextmanager
     def attach() -> Iterator[RecordingEmitter]:
         recording = RecordingEmitter()
-        dispatch.active._attached.append(recording)
-        dispatch.active._refresh()
+        dispatch.active.add(recording)
         try:
             yield recording
         finally:
-            dispatch.active._attached = [
-                emitter for emitter in dispatch.active._attached if emitter is not recording
-            ]
-            dispatch.active._refresh()
+            dispatch.active.remove(recording)
 
     return attach
 

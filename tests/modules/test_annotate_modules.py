@@ -335,4 +335,3 @@ def test_failing_emitter(lenient: None, attach_emitter: AttachEmitter) -> None:
         assert all(torch.equal(a, b) for a, b in zip(step(layers), expected, strict=True))
         assert not dispatch.recording
         assert not layers._forward_hooks
-    dispatch.active._failed.clear()

@@ -240,19 +240,22 @@ def test_interrupted_recomputation(attach_emitter: AttachEmitter) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_fork_while_the_lock_is_held() -> None:
+def test_fork_while_the_lock_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forked child removes its handle although another thread of the parent held the lock."""
     from instrument.record.modules.installer import installer
 
     handle = instrument.annotate_modules(nn.Linear(2, 2))
     held, done = threading.Event(), threading.Event()
+    apply = installer.apply
 
-    def hold() -> None:
-        with installer._lock:
+    def hold(on: bool) -> None:
+        if not held.is_set():
             held.set()
             done.wait(20)
+        apply(on)
 
-    thread = threading.Thread(target=hold)
+    monkeypatch.setattr(installer, "apply", hold)
+    thread = threading.Thread(target=installer.refresh)
     thread.start()
     held.wait(20)
     child = os.fork()

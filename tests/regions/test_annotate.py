@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
 import pickle
 import threading
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 import instrument
+from instrument.record.regions import dispatch
 from tests.regions.annotated import Recorded, named, names
 
 
@@ -370,7 +373,10 @@ def test_recursion_and_threads(recorded: Recorded) -> None:
             with shared, shared:
                 descend(2)
 
+    emitters: list[weakref.ref[Any]] = []
+
     def spread() -> None:
+        emitters.append(weakref.ref(dispatch.current))
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -379,4 +385,5 @@ def test_recursion_and_threads(recorded: Recorded) -> None:
             thread.join()
 
     assert len(recorded(spread)) == 200 * (2 + 3)  # the profiler records only the thread that started it
-    assert shared._open == {}
+    gc.collect()
+    assert emitters[0]() is None  # an entry that is not closed would have it

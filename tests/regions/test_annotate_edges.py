@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gc
 import pickle
 import subprocess
 import sys
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -35,15 +37,19 @@ def test_window_opens_or_closes_in_a_region(recorded: Recorded) -> None:
     with straddling:
         assert names(recorded(lambda: None)) == []
 
-    def leave_open() -> None:
+    def leave_open() -> weakref.ref[Any]:
         straddling.__enter__()
+        return weakref.ref(dispatch.current)
 
-    assert names(recorded(leave_open)) == ["straddling"]
-    with straddling:  # not recorded; the earlier one is still open
+    held: list[weakref.ref[Any]] = []
+    assert names(recorded(lambda: held.append(leave_open()))) == ["straddling"]
+    with straddling:  # not recorded; the earlier one is still open, and has its emitter
         pass
-    assert len(straddling._open) == 1
+    gc.collect()
+    assert held[0]() is not None
     straddling.__exit__()
-    assert straddling._open == {}
+    gc.collect()
+    assert held[0]() is None
 
 
 def test_entered_on_two_threads_around_the_window_start(recorded: Recorded) -> None:
@@ -74,9 +80,10 @@ def test_entered_on_two_threads_around_the_window_start(recorded: Recorded) -> N
 def test_idle_context_manager() -> None:
     """Without a profiler, a with block does not change its object."""
     idle = instrument.annotate("idle")
+    before = repr(gc.get_referents(idle))
     with idle:
-        pass
-    assert idle._open == {}
+        assert before == repr(gc.get_referents(idle))
+    assert before == repr(gc.get_referents(idle))
     assert not dispatch.recording
 
 
@@ -244,7 +251,10 @@ def test_generator_resumed_on_another_thread(recorded: Recorded) -> None:
             yield 1
             yield 2
 
+    emitters: list[weakref.ref[Any]] = []
+
     def use() -> None:
+        emitters.append(weakref.ref(dispatch.current))
         iterator = items()
         next(iterator)
         thread = threading.Thread(target=lambda: list(iterator))
@@ -252,7 +262,8 @@ def test_generator_resumed_on_another_thread(recorded: Recorded) -> None:
         thread.join()
 
     assert names(recorded(use)) == ["shared"]
-    assert shared._open == {}
+    gc.collect()
+    assert emitters[0]() is None  # an entry that is not closed would have it
 
 
 def test_wrong_call_of_an_async_generator(recorded: Recorded) -> None:

@@ -154,8 +154,9 @@ class Run:
 
     def __init__(self, threads: list[Callable[..., Any]]) -> None:
         self.ids = Ids()
-        self.emitter = NestedTorchProfilerEmitter()
-        self.emitter._enter, self.emitter._exit = self.ids.enter, self.ids.exit
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch_emitters, "range_functions", lambda: (self.ids.enter, self.ids.exit))
+            self.emitter = NestedTorchProfilerEmitter()
         self.threads = threads
         self.models = [Model() for _ in threads]
         self.regions: list[tuple[int, str, Any]] = []  # open regions, with the threads that opened them

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 import instrument
-from instrument.record.modules.installer import installer
 from instrument.record.regions import dispatch
 from instrument.record.slow_steps.box import BlackBox
 
@@ -339,12 +338,12 @@ def test_modules_get_no_hooks(make: Make) -> None:
     with instrument.annotate_modules(model), instrument.annotate_step():
         box = make()
         assert dispatch.recording
-        assert not installer._module_hooks
+        assert not model._forward_hooks
         assert torch.Tensor.to is copy
         with torch.profiler.profile():
-            assert installer._module_hooks
+            assert model._forward_hooks
             assert torch.Tensor.to is not copy
-        assert not installer._module_hooks
+        assert not model._forward_hooks
         box.stop()
     assert not dispatch.recording
 

@@ -49,7 +49,7 @@ class Allocator:
         for name, function in {
             "_cuda_record_memory_history": self._record,
             "_cuda_isHistoryEnabled": lambda: self.on,
-            "_cuda_memorySnapshot": self._snapshot,
+            "_cuda_memorySnapshot": self.snapshot,
             "_cuda_attach_out_of_memory_observer": self._attach,
         }.items():
             monkeypatch.setattr(torch._C, name, function, raising=named_by_torch)
@@ -74,7 +74,7 @@ class Allocator:
         if not self.on:
             self.events = []
 
-    def _snapshot(self, *_: Any) -> dict[str, Any]:
+    def snapshot(self, *_: Any) -> dict[str, Any]:
         self._note("snapshot")
         return {
             "segments": [], "device_traces": [list(self.events)], "allocator_settings": {},

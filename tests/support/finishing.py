@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from instrument.record.handover import finishing_process
+from instrument.record.handover.finishing_process import FinishingProcess
 
 # On a busy machine, the finishing process would get no turn in the time that ranks have for each other.
 NORMAL_PRIORITY = """
-from instrument.record.handover import finishing_process
+from instrument.record.handover.finishing_process import FinishingProcess
 finishing_process._NICER_BY = 0
 """
+
+
+# With the folder of its run, each process that this process has started.
+started = weakref.WeakKeyDictionary[FinishingProcess, Path]()
+
+
+def unfinished() -> list[FinishingProcess]:
+    """Return the finishing processes of this process that have not ended."""
+    return [process for process in started if process.ended is None]
 
 
 def processes(training: int) -> dict[int, list[str]]:
@@ -29,7 +39,10 @@ def processes(training: int) -> dict[int, list[str]]:
 
 
 def finishing_pid(training: int | None = None) -> int:
-    """Return the Python process among the finishing processes, once it runs; by default for this process."""
+    """Return the Python process among the finishing processes, once it runs.
+
+    By default, that of this process, which `started` has.
+    """
     found: dict[int, list[str]] = {}
 
     def one() -> bool:
@@ -37,7 +50,7 @@ def finishing_pid(training: int | None = None) -> int:
         found.clear()
         found.update({number: line for number, line in lines.items() if line[0] != "/bin/sh"})
         if training is None:  # without those of earlier tests, which may still be about to exit
-            folders = {str(each._folder) for each in finishing_process._running}
+            folders = {f"{started[each].absolute()}/." for each in unfinished()}
             for number in [each for each, line in found.items() if not any(map("".join(line).count, folders))]:
                 del found[number]
         return len(found) == 1

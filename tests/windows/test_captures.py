@@ -13,6 +13,7 @@ import torch
 
 import instrument
 from instrument.record import cuda_graphs
+from instrument.record.exporters.sessions import sessions
 from instrument.record.exporters.torch_profiler import TorchProfilerCapture
 from instrument.record.planning.schedule import Schedule
 from instrument.record.windows.profile import Profile
@@ -261,8 +262,7 @@ def test_a_loop_that_ends_beside_a_very_long_capture(
     monkeypatch.setattr(cuda_graphs, "_CAPTURE_WAIT_S", 0)
     training = Training()
     prof = train_three_steps(training, out, instrument.schedule("1-5"))
-    assert prof._recording is not None
-    capture = prof._recording.capture
+    capture = sessions.capture
     assert isinstance(capture, TorchProfilerCapture)
     capture.profiler.profiler.use_device = "cuda"
     call_during_capture(Training().capture, prof.stop)

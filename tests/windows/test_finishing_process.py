@@ -214,7 +214,7 @@ answered = threading.Event()
 process = begin(lambda answer: answered.set())
 process.send({{"kind": "report", "job": 1}})
 answered.wait(60)
-os.kill(finishing_pid(), signal.SIGALRM)
+os.kill(finishing_pid(os.getpid()), signal.SIGALRM)
 process.end(60)
 print(process.ended)
 """

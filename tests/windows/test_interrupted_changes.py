@@ -24,6 +24,7 @@ from instrument.record.regions import dispatch
 from instrument.record.regions.dispatch import ActiveEmitters
 from instrument.record.windows.profile import Profile
 from instrument.record.windows.recording import Recording
+from instrument.record.windows.schedule_follower import running_profiles
 from instrument.record.windows.steps import LoopStepCounter, StepIterator
 
 from ..support import programs, warm
@@ -106,7 +107,7 @@ HANDLE_ANYWHERE = """
     import torch, instrument
     from instrument.record.cuda_graphs import cuda_graphs
     from instrument.record.exporters.sessions import sessions
-    from instrument.record.windows.profile import Profile
+    from instrument.record.windows.schedule_follower import running_profiles
 
     out, what, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     draw = random.Random(int(sys.argv[4]))
@@ -168,7 +169,7 @@ HANDLE_ANYWHERE = """
         assert not missing, missing
         assert not torch.autograd._profiler_enabled()
         assert before == patched()
-        assert not prof._started and not Profile._running and sessions.owner is None
+        assert not prof._started and not running_profiles and sessions.owner is None
         assert not cuda_graphs._followers and not cuda_graphs._patches
 
     before, seen = patched(), {}
@@ -259,7 +260,7 @@ def test_an_interrupt_while_a_failed_window_is_cleaned_up(
             fail_a_stop(prof, monkeypatch, drive, place)
         assert not torch.autograd._profiler_enabled(), place
         prof.stop()  # as the end of the process does
-        assert (sessions.owner, list(Profile._running)) == (None, []), place
+        assert (sessions.owner, list(running_profiles)) == (None, []), place
         numbers = [window["window"] for window in prof.windows]
         assert len(set(numbers)) == len(numbers), (place, numbers)
         with instrument.profile(tmp_path / str(number) / "later", schedule="1") as later:

@@ -106,7 +106,7 @@ def test_a_window_that_is_not_finished_when_another_process_begins(tmp_path: Pat
                 torch.ones(3).sum()
                 prof.step()
                 if step == 0:
-                    os.kill(finishing_pid(), signal.SIGSTOP)
+                    os.kill(finishing_pid(os.getpid()), signal.SIGSTOP)
             os.kill(os.getpid(), signal.SIGKILL)
     """
     command = programs.python(programs.program(killing, tmp_path))

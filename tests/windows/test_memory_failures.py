@@ -94,7 +94,7 @@ def test_an_observer_that_fails(out: Path, allocator: Allocator) -> None:
 
 def slowly(allocator: Allocator, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[], object]) -> None:
     """Call ``meanwhile`` while torch takes the first snapshot."""
-    take, calls = allocator._snapshot, [meanwhile]
+    take, calls = allocator.snapshot, [meanwhile]
 
     def changed(*_: object) -> dict[str, Any]:
         if calls:

@@ -18,7 +18,7 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.run_folder import files_of, traces_of
 from instrument.record.allocator_history import window_memory
-from instrument.record.allocator_history.window_memory import SnapshotDump
+from instrument.record.allocator_history.window_memory import SnapshotDump, WindowMemory
 from instrument.record.handover.window_sender import WindowSender
 
 from ..support.allocator import FREE, Allocator, allocator
@@ -202,23 +202,35 @@ def test_a_thread_that_still_makes_the_calls_of_an_earlier_snapshot(
     out: Path, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the run waits for it, although its snapshot is written."""
-    write, send, add = SnapshotDump._write, WindowSender._send_timing, WindowSender.add_timing
+    publish, entry, add, start = (
+        window_memory.publish,
+        WindowMemory.entry,
+        WindowSender.add_timing,
+        SnapshotDump.start,
+    )
+    dumps: list[SnapshotDump] = []
 
-    def write_slowly(dump: SnapshotDump, snapshot: Any) -> None:
+    def noted(dump: SnapshotDump) -> None:
+        dumps.append(dump)
+        start(dump)
+
+    def publish_slowly(*paths: Path) -> None:
         time.sleep(0.3)
-        write(dump, snapshot)
+        publish(*paths)
 
-    def send_slowly(*arguments: Any) -> None:
-        time.sleep(0.5)
-        send(*arguments)
+    def describe_slowly(history: WindowMemory) -> dict[str, Any] | None:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.5)
+        return entry(history)
 
     def add_late(sender: WindowSender, *arguments: Any) -> None:
-        for dump in sender._dumps:
+        for dump in dumps[:-1]:
             eventually(lambda dump=dump: dump.done)
         add(sender, *arguments)
 
-    monkeypatch.setattr(SnapshotDump, "_write", write_slowly)
-    monkeypatch.setattr(WindowSender, "_send_timing", send_slowly)
+    monkeypatch.setattr(SnapshotDump, "start", noted)
+    monkeypatch.setattr(window_memory, "publish", publish_slowly)
+    monkeypatch.setattr(WindowMemory, "entry", describe_slowly)
     monkeypatch.setattr(WindowSender, "add_timing", add_late)
     record_a_requested_window(out, allocator)
 

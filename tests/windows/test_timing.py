@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ import instrument
 from instrument.base.config import settings
 from instrument.base.run_folder import entry_of
 from instrument.integrations.server import OnDemandSchedule
-from instrument.record.windows import profile, timing
-from instrument.record.windows.timing import AROUND
+from instrument.record.windows import timing
+from instrument.record.windows.profile import Profile
+from instrument.record.windows.timing import AROUND, WindowTiming
 
 from .training import Recorder, content, manifest, traces, train
 
@@ -59,16 +62,19 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 
 def test_only_steps_around_windows_are_timed(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Far from a window, `step` only compares numbers and does not enter the slow path, but at the first step."""
-    slow_steps: list[int] = []
-    follow = profile.Profile._follow_schedule
+    slow_steps = set[int]()
+    clock = Clock(monkeypatch)
 
-    def noted(prof: Any) -> None:
-        slow_steps.append(prof.step_num)
-        follow(prof)
+    def noted(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and frame.f_back is not None and frame.f_back.f_code is Profile.step.__code__:
+            slow_steps.add(clock.now)  # the number of the step, as each takes 1 ns
 
-    monkeypatch.setattr(profile.Profile, "_follow_schedule", noted)
-    run(out, Clock(monkeypatch), 500, lambda _: 1, schedule=instrument.schedule("100,300"))
-    assert slow_steps == [0, 1, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
+    sys.setprofile(noted)
+    try:
+        run(out, clock, 500, lambda _: 1, schedule=instrument.schedule("100,300"))
+    finally:
+        sys.setprofile(None)
+    assert sorted(slow_steps) == [1, *range(100 - AROUND, 102 + AROUND), *range(300 - AROUND, 302 + AROUND)]
 
 
 def test_three_long_steps_are_enough(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +98,18 @@ def test_plans_without_a_known_next_window(out: Path, monkeypatch: pytest.Monkey
     (timing,) = (entry["timing"] for entry in prof.windows if entry["status"] == "recorded")
     assert [[30 - AROUND, 29], [31, 30 + AROUND]] == timing["around_steps"]
     assert 31 + AROUND == timing["run_steps"]
-    assert AROUND == len(prof._times._steps_after)
+
+
+def test_no_more_steps_are_kept_than_are_shown() -> None:
+    """While nothing is written, as after the last planned window, the times of later steps are not kept."""
+    times = WindowTiming()
+    times.start(0)
+    times.open()
+    times.close(0)
+    for number in range(1, 500):
+        times.begin(number, recording=False)
+        times.end()
+    assert AROUND == len(times.timing(500)["around_each_ns"])
 
 
 def test_the_first_step_is_not_compared(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from instrument.record.planning import agreement, command_files
 from instrument.record.planning.command_files import CommandFiles, ask, commands_of
 from instrument.record.planning.requests import WindowRequest
 from instrument.record.planning.triggers import periods, times_of_day, touches
+from instrument.record.windows.profile import Profile
 from instrument.start.cli import app
 
 from ..support import programs, warm
@@ -173,14 +174,20 @@ def test_a_command_that_waits_too_long(out: Path) -> None:
     assert ["instrument trigger"] == opened_by(out)
 
 
-def test_a_window_that_is_not_reached(out: Path) -> None:
+def test_a_window_that_is_not_reached(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the loop ends before the window, --wait says so."""
     called: list[tuple[int, str]] = []
+    asked, request = threading.Event(), Profile.request
+
+    def requested(prof: Profile, *arguments: Any) -> None:
+        request(prof, *arguments)
+        asked.set()
+
+    monkeypatch.setattr(Profile, "request", requested)
     with instrument.profile(out, triggers="command") as prof:
         thread = threading.Thread(target=lambda: called.append(triggered(str(out), "--steps", "9", "--wait")))
         thread.start()
-        while not prof._requests and thread.is_alive():
-            time.sleep(0.02)
+        assert asked.wait(30)
         prof.step()  # the warm-up
         time.sleep(1)
     thread.join()
@@ -302,9 +309,9 @@ def test_a_service_that_cannot_go_on(out: Path, lenient: None, how: str) -> None
     listening = CommandFiles(out, WindowRequest(""))
     listening.begin(lambda request: asked.append(request) or {}, lambda _: {})  # type: ignore[func-returns-value]
     (path,) = commands_of(str(out))
-    assert listening._opened is not None
     if how == "closed":
-        os.close(listening._opened.number)
+        (number,) = (entry.name for entry in Path("/proc/self/fd").iterdir() if entry.resolve() == path)
+        os.close(int(number))
     elif how == "removed":
         path.unlink()
     else:  # by another user, in a folder that others can write to

@@ -19,6 +19,7 @@ from ..support import programs, warm
 from .training import (
     manifest,
     obstruct,
+    raw_trace,
     reasons,
     run,
     statuses,
@@ -183,7 +184,7 @@ def test_a_summary_that_fails(
 ) -> None:
     """The windows are recorded although the summary fails."""
     monkeypatch.setattr(settings, "summary", True)
-    run(out, on_trace_ready=lambda prof: prof._last_capture.raw.write_text("unreadable"))
+    run(out, on_trace_ready=lambda prof: raw_trace(prof).write_text("unreadable"))
     assert [("recorded", None)] * 2 == reasons(manifest(out))
     assert "" == capsys.readouterr().err
     assert "the summary failed and was skipped; training continues" in caplog.text

@@ -20,7 +20,7 @@ from instrument.finish import file_keeping as module
 from instrument.finish.file_keeping import FileKeeping, StoredWindows, Upload, Uploader
 from instrument.record.handover.storage import Storage, masked
 
-from ..support.finishing import eventually, finishing_pid
+from ..support.finishing import eventually, finishing_pid, unfinished
 from .test_retention import write_window
 from .training import content, expected, manifest, run, traces, train
 
@@ -139,7 +139,7 @@ def test_a_finishing_process_that_is_killed_in_an_upload(
         if step == 30:
             eventually(lambda: (orders / "hangs").exists())
             os.kill(finishing_pid(), signal.SIGKILL)
-            eventually(lambda: prof._sender._process.ended)
+            eventually(lambda: not unfinished())
             (orders / "hang").unlink()
 
     schedule = instrument.schedule("1,32")

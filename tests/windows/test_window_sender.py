@@ -28,7 +28,7 @@ from instrument.record.handover.finishing_process import FEATURE, FinishingProce
 from instrument.record.windows import timing
 
 from ..support import programs, warm
-from ..support.finishing import eventually, finishing_pid, processes
+from ..support.finishing import eventually, finishing_pid, processes, unfinished
 from .training import manifest, recorded, statuses, traces, train
 
 pytestmark = [pytest.mark.process, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
@@ -102,7 +102,7 @@ def test_the_process_is_isolated_from_the_program(tmp_path: Path) -> None:
             prof.step()
             sys.path.append(os.environ["ROOT"])
             from tests.support.finishing import finishing_pid
-            environment = open(f"/proc/{finishing_pid()}/environ").read().split(chr(0))
+            environment = open(f"/proc/{finishing_pid(os.getpid())}/environ").read().split(chr(0))
             names = ("INSTRUMENT", "CUDA", "HIP")
             of_torch = "CUDA_MODULE_LOADING="  # torch 2.6 sets it
             print(sorted(name for name in environment if name.startswith(names) and not name.startswith(of_torch)))
@@ -162,7 +162,7 @@ def test_a_process_that_is_killed(out: Path, lenient: None, caplog: pytest.LogCa
         assert first != finishing_pid()
         eventually(lambda: 3 == len(prof.windows))
         os.kill(finishing_pid(), signal.SIGKILL)  # idle
-        eventually(lambda: prof._sender._process.ended)
+        eventually(lambda: not unfinished())
         record_window(prof)
     assert [None, KILLED, None, None] == [entry["reason"] for entry in prof.windows]
     assert prof.windows == manifest(out)
@@ -198,13 +198,13 @@ def test_an_interrupt_while_the_process_is_started(
     """The next process, such as the one that the end of the program starts, finishes the window."""
     summaries: list[str] = []
     monkeypatch.setattr(settings, "summary", True)
-    start = FinishingProcess._start_thread
+    start = threading.Thread.start
 
-    def interrupted(process: FinishingProcess) -> None:
-        monkeypatch.setattr(FinishingProcess, "_start_thread", start)
+    def interrupted(thread: threading.Thread) -> None:
+        monkeypatch.setattr(threading.Thread, "start", start)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(FinishingProcess, "_start_thread", interrupted)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt), profile_every_step(out, 3, on_summary=summaries.append) as prof:
         record_window(prof)
     entry = manifest(out)[0]
@@ -253,9 +253,8 @@ def test_the_end_of_an_epoch_does_not_wait(out: Path) -> None:
     for number in batches:
         torch.ones(3).sum()
         if number == 2:
-            eventually(lambda: batches.profile._sender._process is not None)
             os.kill(process := finishing_pid(), signal.SIGSTOP)
-    assert [] == batches.profile._outcomes.manifest.entries
+    assert not (out / "manifest.jsonl").exists()
     os.kill(process, signal.SIGCONT)
     assert [(1, "recorded")] == statuses(batches.profile.windows)
     for _ in batches:

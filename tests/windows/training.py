@@ -179,6 +179,11 @@ def reasons(entries: Iterable[dict[str, Any]]) -> list[tuple[str, str | None]]:
     return [(entry["status"], entry["reason"]) for entry in entries]
 
 
+def raw_trace(prof: Any) -> Path:
+    """Return the last window's trace, as torch wrote it."""
+    return max(prof.out.glob("window-*/*.pt.trace.json"))
+
+
 def obstruct(prof: Any) -> None:
     """Make the compression of the last window's trace fail: put a folder in the place of its output."""
-    packed(prof._last_capture.raw).mkdir()
+    packed(raw_trace(prof)).mkdir()

@@ -175,7 +175,7 @@ class DeepSpeedRanges:
         decorate = getattr(sys.modules.get("deepspeed.utils.nvtx"), "instrument_w_nvtx", None)
         if decorate is not None:
             decorated = decorate(len).__code__
-            for owner in list(_owners()):
+            for owner in list(owners()):
                 for name, value in list(vars(owner).items()):
                     if value is decorate:
                         self._adapter.apply(Patch(owner, name, self._decorator))
@@ -225,7 +225,7 @@ class DeepSpeedRanges:
         return self._ranges.close(len(self._ranges) - 1)
 
 
-def _owners() -> Iterator[Any]:
+def owners() -> Iterator[Any]:
     """Yield DeepSpeed's modules and their classes."""
     for name, module, names in loaded_modules():
         if name.partition(".")[0] == "deepspeed":

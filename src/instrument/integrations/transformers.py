@@ -17,7 +17,6 @@ from ..base import log
 from ..base.config import settings
 from ..base.guard import contained_events, guard
 from ..base.imports import ImportHook
-from ..base.patch import Patch
 from .adapter import Adapter, Removal
 from .generation import annotate_generation
 from .loop import Loop, loop_from_environment
@@ -207,9 +206,6 @@ def _callers() -> list[Any]:
     return [caller.f_locals.get("self") for caller, _ in walk_stack(sys._getframe(1).f_back)]
 
 
-_patches: list[Patch] = []  # of the Trainer's module
-
-
 def install() -> None:
     """Add a callback to every Trainer made from now on if the environment requests a loop."""
     if loop_from_environment() is not None:
@@ -222,9 +218,7 @@ def _add_default_callback(module: Any) -> None:
         if not isinstance(callbacks, list):
             log.warning("this version of transformers is followed with an InstrumentCallback only")
         elif AutomaticCallback not in callbacks:
-            patch = Patch(module, "DEFAULT_CALLBACKS", lambda original: [*original, AutomaticCallback])
-            _patches.append(patch)
-            patch.apply()
+            module.DEFAULT_CALLBACKS = [*callbacks, AutomaticCallback]
 
 
 def _log_summary(text: str) -> None:

@@ -32,7 +32,6 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
@@ -121,7 +120,6 @@ class FinishingProcess:
         except BaseException:
             self._remove_folder()  # a program that was started ends
             raise
-        _running.add(self)
 
     def _start(self) -> tuple[int, int]:
         """Start the program; return the numbers of its process group and of the shell that waits for it."""
@@ -242,7 +240,6 @@ class FinishingProcess:
             os.waitpid(self._shell, os.WNOHANG)
         self.ended = self._failure or self._describe_exit()
         self._remove_folder()
-        _running.discard(self)
         self._on_exit(self)
 
     def _describe_exit(self) -> str:
@@ -275,9 +272,6 @@ def is_left(folder: Path) -> bool:
         return process_id.start_time(int(number)) != start
     except (OSError, ValueError):  # the process exited before it sent a job
         return True
-
-
-_running: weakref.WeakSet[FinishingProcess] = weakref.WeakSet()
 
 
 _PROCESSING = "processing a trace"

@@ -32,7 +32,7 @@ from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
 from ..stepping.explicit_steps import program_steps
 from .driver import Driver, ProfileOptions
-from .schedule_follower import ForgottenStep, ScheduleFollower
+from .schedule_follower import ForgottenStep, ScheduleFollower, running_profiles
 from .window_recorder import FEATURE
 
 if TYPE_CHECKING:
@@ -210,14 +210,14 @@ class Profile(ScheduleFollower):
             self.report_steps()
         if self._started or self._calling_on_trace_ready or not settings.enabled:
             return
-        others = [profile for profile in Profile._running if profile is not self]
+        others = [profile for profile in running_profiles if profile is not self]
         if self._driver.preemptible and others:
             return
         for profile in others:
             if profile._driver.preemptible:
                 profile.stop()
         self._started, self._end_was_interrupted = True, False
-        Profile._running.add(self)
+        running_profiles.add(self)
         self._first = self.step_num
         self._process = os.getpid()
         atexit.register(self._exit)

@@ -30,10 +30,13 @@ from .window_recorder import FEATURE, WindowRecorder
 _MAX_THREADS_WITHOUT_STEP = 3  # a server may start a thread for each request, and opening a window takes time
 
 
+running_profiles: weakref.WeakSet[ScheduleFollower] = weakref.WeakSet()
+"""The profiles that have started and not ended."""
+
+
 class ScheduleFollower(WindowRecorder):
     """The part of a profile that follows the loop; no error reaches the loop but wrong arguments of `step`."""
 
-    _running: ClassVar[weakref.WeakSet[ScheduleFollower]] = weakref.WeakSet()
     idle_callbacks: ClassVar[list[Callable[[], None]]] = []  # called when no profile has an open or future window
     _phases: Mapping[str, ScheduleFollower] = {}
     _paused = False
@@ -273,7 +276,7 @@ class ScheduleFollower(WindowRecorder):
         elif not self._end_was_interrupted or self._calling_on_trace_ready:
             return False
         self._detach()
-        ScheduleFollower._running.discard(self)
+        running_profiles.discard(self)
         return True
 
     def _detach(self) -> None:
@@ -298,14 +301,14 @@ class ScheduleFollower(WindowRecorder):
 
     @classmethod
     def _notify_idle(cls) -> None:
-        if cls.idle_callbacks and all(profile.finished for profile in cls._running):
+        if cls.idle_callbacks and all(profile.finished for profile in running_profiles):
             for call in cls.idle_callbacks:
                 call()
 
     @classmethod
     def stop_all(cls) -> None:
         """Stop every running profile, as the program is interrupted in its current step."""
-        for profile in list(cls._running):
+        for profile in list(running_profiles):
             profile.end()
 
     @guard.contained(FEATURE)
