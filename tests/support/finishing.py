@@ -13,7 +13,7 @@ from instrument.record.handover.finishing_process import FinishingProcess
 
 # On a busy machine, the finishing process would get no turn in the time that ranks have for each other.
 NORMAL_PRIORITY = """
-from instrument.record.handover.finishing_process import FinishingProcess
+from instrument.record.handover import finishing_process
 finishing_process._NICER_BY = 0
 """
 
