@@ -152,8 +152,12 @@ def _row(kind: str, number: int, event: Event) -> Row:
         row["sequence"] = _integer(args, "Sequence number")
         for column, name in (("shapes", "Input Dims"), ("types", "Input type")):
             row[column] = _plain(args[name]) if isinstance(args, dict) and name in args else None
-        convolution = "convolution" in event.get("name", "") and isinstance(args, dict)
-        row["scalars"] = _plain(args.get("Concrete Inputs")) if convolution else None
+        has_scalars = "convolution" in row["name"] or row["name"] in ("c10d::send", "c10d::recv_")
+        row["scalars"] = _plain(args.get("Concrete Inputs")) if has_scalars and isinstance(args, dict) else None
+        communicates = row["name"] == "record_param_comms"
+        peer = max(-1, _integer(args, "Src Rank"), _integer(args, "Dst Rank"))
+        row["group"] = _text(args, "Process Group Name") if communicates else ""
+        row["peer"] = peer if communicates and peer < 2**31 - 1 else -1
     elif kind == "memory":
         names = ("Bytes", "Addr", "Device Type", "Device Id", "Total Allocated", "Total Reserved")
         columns = ("bytes", "address", "device_type", "device", "allocated_bytes", "reserved_bytes")

@@ -18,6 +18,8 @@ CATEGORIES = [
 ]  # fmt: skip
 NAMES = [
     "aten::mm",
+    "c10d::recv_",
+    "record_param_comms",
     "[memory]",
     "ProfilerStep#3",
     "ProfilerStep#4",
@@ -35,12 +37,13 @@ texts = st.sampled_from(["allreduce", "0", "Float", None, 5])
 nested = st.sampled_from([[], [[1, 512], []], [{"name": "x"}, {"name": "y"}], ["Scalar", ""], None, {"ph": 5}])
 _ARGS: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(("correlation", "External id", "external id", "Sequence number", "device", "stream"), odd),
+    **dict.fromkeys(("Src Rank", "Dst Rank"), odd),
     **dict.fromkeys(("bytes", "size", "registers per thread", "shared memory", "In msg nelems", "Bytes"), odd),
     **dict.fromkeys(("Addr", "Device Type", "Device Id", "Total Allocated", "Total Reserved"), odd),
     **dict.fromkeys(("grid", "block"), sizes),
     **dict.fromkeys(("blocks per SM", "est. achieved occupancy %"), reals),
     **dict.fromkeys(("Collective name", "Process Group Name", "dtype"), texts),
-    **dict.fromkeys(("Input Dims", "Input type", "stacks"), nested),
+    **dict.fromkeys(("Input Dims", "Input type", "Concrete Inputs", "stacks"), nested),
     "name": texts,
 }
 args = st.one_of(

@@ -16,6 +16,7 @@ from ...read.measures.region_steps import with_steps
 from ...read.tables.trace import ReadLosses, Trace
 from ...read.tables.work_classes import Collectives
 from .collectives import Arrivals, arrivals
+from .transfers import Exchange, exchange_of
 
 _LATE = 0.1  # of the time of the ranks: waiting less for one rank does not make it the one to look at
 
@@ -46,6 +47,11 @@ class Job:
     def arrivals(self) -> Arrivals:
         """Who arrives last at the collectives of the job."""
         return arrivals(self.ranks, self.missing)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The sends and receives of the job."""
+        return exchange_of(self.ranks)
 
     @property
     def focus(self) -> int:

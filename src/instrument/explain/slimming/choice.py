@@ -14,7 +14,7 @@ from ...read.measures.synchronizations import columns_of, find_synchronizations
 from ...read.tables.autograd import autograd_nodes, engine_node_name
 from ...read.tables.nest import NestedRanges, inside_rows, rows_around
 from ...read.tables.steps import main_thread, process_of_threads, span
-from ...read.tables.table import KERNEL, MEMCPY, Array, Table
+from ...read.tables.table import KERNEL, MEMCPY, TRANSFERS, Array, Table
 from ...read.tables.trace import MODULE, Trace
 from ..diagnosis.diagnose import Diagnosis
 from ..metrics.idle import COLLECTION, COMPILATION, INPUT, SLOW_NS
@@ -92,7 +92,8 @@ def kept_operators(trace: Trace, named: Array) -> Part:
     args = (
         (EXTERNAL, np.isin(operators.external, named)),
         (_SHAPES, shapes),
-        (("Concrete Inputs",), shapes & (operators.scalars > 0)),
+        (("Concrete Inputs",), (shapes | np.isin(operators.text("name"), TRANSFERS)) & (operators.scalars > 0)),
+        (("Process Group Name", "Src Rank", "Dst Rank"), operators.peer >= 0),
         (("Sequence number",), _with_sequence(trace)),
     )
     return part(operators, np.ones(len(operators), bool), args)

@@ -36,6 +36,7 @@ from .align import collective_kernels
 from .formats import foreign_format, unpack
 from .ranks import TraceSet, read_ranks
 from .trace_files import Paths
+from .transfers import Transfers, transfers_of
 
 _DATABASES = (".sqlite", ".db")
 _REPORTS = (".nsys-rep", ".qdrep")
@@ -272,10 +273,12 @@ class RankContent(Trace):
     Attributes:
         window_ns: the time of its steps and of the work that they launched or, without steps, of all GPU work.
         compute_ns: the part of it during which a kernel that does not communicate runs.
+        transfers: what it sends to other ranks and receives from them; None if there is nothing.
     """
 
     window_ns: int = 0
     compute_ns: int = 0
+    transfers: Transfers | None = None
 
 
 def read_rank_content(path: Path, collectives: Collectives = "auto", steps_from: str | None = None) -> RankContent:
@@ -307,6 +310,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
         | {"strings": texts, "look_up": None, "metadata": about},
         window_ns=end - start,
         compute_ns=total_ns(compute),
+        transfers=transfers_of(trace, collectives),
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct, field
 
-from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Interner, Strings, natural
+from ..tables.table import KERNEL, MEMCPY, MEMSET, TRANSFERS, Array, Interner, Strings, natural
 from .text import json_object
 
 _TIMED = frozenset("XBEiIRC")
@@ -54,6 +54,9 @@ class _OperatorArgs(_Ids, gc=False):
     shapes: Raw = field(default_factory=Raw, name="Input Dims")
     types: Raw = field(default_factory=Raw, name="Input type")
     scalars: Raw = field(default_factory=Raw, name="Concrete Inputs")
+    group: str = field(default="", name="Process Group Name")
+    source: int = field(default=-1, name="Src Rank")
+    destination: int = field(default=-1, name="Dst Rank")
 
 
 class _GpuArgs(_Ids, gc=False):
@@ -168,9 +171,15 @@ def _operators(strings: Strings, _: str, events: Sequence[TraceEvent]) -> dict[s
     args = _read(_OperatorArgs, [event.args for event in events])
     texts = {name: _texts(strings, args, name) for name in ("shapes", "types")}
     scalars = np.zeros(len(args), np.int32)
-    rows = [row for row, event in enumerate(events) if "convolution" in event.name]
+    rows = [row for row, event in enumerate(events) if "convolution" in event.name or event.name in TRANSFERS]
     scalars[rows] = _texts(strings, [args[row] for row in rows], "scalars")
-    return {"external": _external(args), "sequence": _column(args, "sequence"), "scalars": scalars} | texts
+    group, peer = np.zeros(len(args), np.int32), np.full(len(args), -1)
+    rows = [row for row, event in enumerate(events) if event.name == "record_param_comms"]
+    calls = [args[row] for row in rows]
+    group[rows] = [strings[call.group] for call in calls]
+    peer[rows] = np.maximum(_column(calls, "source"), _column(calls, "destination")).clip(-1)
+    columns = {"external": _external(args), "sequence": _column(args, "sequence"), "scalars": scalars}
+    return columns | texts | {"group": group, "peer": peer}
 
 
 def _texts(strings: Strings, args: Sequence[Struct], name: str) -> Array:

@@ -31,7 +31,8 @@ _LINKED = dict.fromkeys(("launch", "operator", "region", "module", "step"), _SMA
 
 COLUMNS: dict[str, dict[str, _Column]] = {
     "operators": _NESTED
-    | {"external": _LARGE, "sequence": _LARGE, "shapes": _TEXT, "types": _TEXT, "scalars": _TEXT},
+    | {"external": _LARGE, "sequence": _LARGE, "shapes": _TEXT, "types": _TEXT, "scalars": _TEXT}
+    | {"group": _TEXT, "peer": _SMALL},
     "regions": _NESTED
     | {"external": _LARGE, "domain": _TEXT, "category": _TEXT, "color": _LARGE, "payload": _TEXT},
     "frames": _NESTED,
@@ -47,6 +48,9 @@ COLUMNS: dict[str, dict[str, _Column]] = {
     "others": _ON_CPU | {"category": _TEXT},
 }
 """The columns of each table: their numpy type, and the value that stands for unknown."""
+
+TRANSFERS = ("c10d::send", "c10d::recv_")
+"""The operators that send a tensor to one rank, and receive one from it."""
 
 Tables = dict[str, dict[str, Array]]
 """The columns of tables, as a reader fills them."""
