@@ -34,7 +34,15 @@ def test_a_healthy_loop_has_no_findings() -> None:
 
 def test_every_rule_is_tested() -> None:
     """Each built-in rule has a loop that shows it; those that need more than a trace are tested apart."""
-    apart = {"stretched-window", "late-rank", "uneven-compute", "missing-ranks", *LOGGED, *EVENTS}
+    apart = {
+        "stretched-window",
+        "late-rank",
+        "uneven-compute",
+        "pipeline-bubble",
+        "missing-ranks",
+        *LOGGED,
+        *EVENTS,
+    }
     assert {*SHOWN, *apart} == {*RULES}
 
 

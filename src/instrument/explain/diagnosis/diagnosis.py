@@ -22,6 +22,8 @@ from ..metrics.idle import CAUSES
 from ..metrics.job import Job
 from ..metrics.memory_use import CATEGORIES, MemoryUse, megabytes
 from ..metrics.metrics import Metrics
+from ..metrics.pipelines import CAUSES as BUBBLES
+from ..metrics.pipelines import as_dict as pipeline_as_dict
 from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.critical_path import CLASSES as PATH_CLASSES
 from ..replay.replay import Replayer
@@ -350,6 +352,14 @@ DEFINITIONS = {
     "goodput.unknown": "Why mfu is null, or implausible.",
     "job.world_size": "Number of ranks of the job, as the files say, else the highest rank plus one.",
     "job.ranks": "Ranks whose trace was read; missing: those without a trace; guessed: numbered by name.",
+    "job.pipelines.idle_share": "Idle time of all stages / their steps.",
+    "job.pipelines.unavoidable_share": "(p - 1) / (m + p - 1) for p stages and m microbatches per step.",
+    "job.pipelines.stages.busy_ns": "Time per step during which the stage computes.",
+    **{f"job.pipelines.stages.idle_ns.{cause}": f"{text} In ns per step." for cause, text in BUBBLES.items()},
+    "job.no_pipeline": "Why sends and receives are no pipeline; empty if they are, or there are none.",
+    "job.transfers.calls": "Sends and receives of a rank of which both ends are known.",
+    "job.transfers.waited_ns": "Time in them, in the window, until the other end was ready.",
+    "job.transfers.transfer_ns": "Time in them from then on.",
     "memory.peak_bytes": "Bytes that torch's allocator had allocated at the peak.",
     "memory.reserved_bytes": "Bytes that it had reserved then.",
     "memory.parts.bytes": "Allocated bytes of this category at the peak.",
@@ -492,6 +502,9 @@ def _job(job: Job) -> dict[str, Any]:
         "guessed": job.guessed,
         "damaged": {rank: list(lost.reasons) for rank, lost in job.damaged.items()},
         "unreadable": {str(path): reason for path, reason in job.failed.items()},
+        "pipelines": [pipeline_as_dict(each) for each in job.pipelines.pipelines],
+        "no_pipeline": job.pipelines.unknown,
+        "transfers": {rank: each._asdict() for rank, each in job.exchange.totals.items()},
     }
 
 

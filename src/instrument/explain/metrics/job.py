@@ -16,6 +16,7 @@ from ...read.measures.region_steps import with_steps
 from ...read.tables.trace import ReadLosses, Trace
 from ...read.tables.work_classes import Collectives
 from .collectives import Arrivals, arrivals
+from .pipelines import Pipelines, pipelines_of
 from .transfers import Exchange, exchange_of
 
 _LATE = 0.1  # of the time of the ranks: waiting less for one rank does not make it the one to look at
@@ -52,6 +53,11 @@ class Job:
     def exchange(self) -> Exchange:
         """The sends and receives of the job."""
         return exchange_of(self.ranks)
+
+    @cached_property
+    def pipelines(self) -> Pipelines:
+        """The ranks that are the stages of pipelines."""
+        return pipelines_of(self.exchange)
 
     @property
     def focus(self) -> int:

@@ -1,4 +1,4 @@
-"""Rules on the ranks of a job: stragglers, uneven work, and missing traces."""
+"""Rules on the ranks of a job: stragglers, uneven work, pipelines, and missing traces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import mean
 
 from ...base.findings import Evidence, Finding, Fix
-from ...base.units import counted, duration
+from ...base.units import counted, duration, percentage
 from ..metrics.job import Job
 from .rule import rule
 from .trace_facts import MissingEvidenceError, TraceFacts, require
@@ -82,6 +82,36 @@ def uneven_compute(facts: TraceFacts) -> Iterator[Finding]:
         win_ns=win,
         rank=most,
         fix=Fix("Give each rank the same amount of work: sort samples by length, balance experts and stages."),
+    )
+
+
+@rule("pipeline-bubble", share=0.05)
+def pipeline_bubble(facts: TraceFacts) -> Iterator[Finding]:
+    """The stages of a pipeline idle for longer than its schedule makes unavoidable.
+
+    Needs the steps and the sends and receives of all stages; those of gloo name their ranks only with
+    ``record_shapes=True``. Of a step, p equal stages with m microbatches idle for (p - 1) / (m + p - 1) under GPipe
+    and 1F1B. The time to win is what equal stages that do the same work and idle for this share would save.
+    """
+    job = _job(facts)
+    require(job.pipelines.pipelines, job.pipelines.unknown or "the ranks send nothing to each other")
+    pipeline = job.pipelines.pipelines[0]
+    slowest = pipeline.slowest
+    usual = mean(stage.busy_ns for stage in pipeline.stages)
+    yield facts.finding(
+        f"The stages of a pipeline idle for {percentage(pipeline.idle_share)} of a step, of which "
+        f"{percentage(pipeline.unavoidable_share)} are unavoidable; rank {slowest.rank} is the slowest stage",
+        Evidence("idle_share", pipeline.idle_share, "1", "Share of a step that the stages idle, on average."),
+        Evidence("unavoidable_share", pipeline.unavoidable_share, "1", "(p - 1) / (m + p - 1)."),
+        Evidence("slowest_ns", slowest.busy_ns, "ns", "Compute of the slowest stage per step."),
+        Evidence("mean_ns", usual, "ns", "Mean over the stages, per step."),
+        Evidence("microbatches", pipeline.microbatches, "events", "Microbatches per step."),
+        win_ns=min(int(pipeline.avoidable_ns), int(facts.step_ns)),
+        rank=slowest.rank,
+        fix=Fix(
+            "Give the slowest stage fewer layers, so that all compute equally long, and overlap transfers with "
+            "compute. More microbatches per step make the unavoidable share smaller."
+        ),
     )
 
 

@@ -289,6 +289,7 @@ def _rank_notes(job: Job) -> list[str]:
     if job.damaged:
         reasons = "; ".join(sorted({reason for lost in job.damaged.values() for reason in lost.reasons}))
         notes.append(f"Damaged traces: {_listed(list(job.damaged))} ({reasons}).")
+    notes += [pipeline.text for pipeline in job.pipelines.pipelines[:1]]
     if arrivals.unknown:
         return [*notes, f"Who arrives last is unknown: {arrivals.unknown}."]
     latest = arrivals.latest

@@ -9,12 +9,13 @@ from ...base.units import counted, duration, listed, percent, signed_duration
 from ...explain.metrics.collectives import Arrivals, RankTimes, arrivals_of
 from ...explain.metrics.job import job_of
 from ...explain.metrics.metrics import Metrics, metrics
+from ...explain.metrics.pipelines import CAUSES, Pipelines
 from ...read.jobs.align import Clock
 from ...read.jobs.ranks import TraceSet
 from ...read.kineto.salvage import OTHER_TYPES
 from ...read.tables.work_classes import Collectives
 from ..text.lines import line
-from .console import Block, Table
+from .console import Block, Table, more
 
 _FILES = 20
 _CLOCK = (
@@ -46,7 +47,9 @@ def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -
         yield Table(columns, rows)
         yield _CLOCK
     if several:
-        yield from _late(traces, collectives)
+        job = job_of(traces, collectives)
+        yield from _late(job.arrivals)
+        yield from _pipelines(job.pipelines)
     if traces.missing:
         yield line(f"Missing: rank {listed(traces.missing)}")
     if several and traces.guessed:
@@ -56,21 +59,37 @@ def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -
     for path, held in islice(traces.left_out.items(), _FILES):
         why = f"{held}, another window" if held.startswith("rank ") and not held.endswith("another run") else held
         yield line(f"Left out: {path} ({why if several else why.removeprefix('rank 0, ')})")
-    if (more := len(traces.left_out) - _FILES) > 0:
-        yield line(f"... and {more:,} more")
+    if (hidden := len(traces.left_out) - _FILES) > 0:
+        yield line(f"... and {hidden:,} more")
     for rank, trace in traces.items():
         if trace.lost:
             damage = "Different format" if trace.lost.reasons.keys() == {OTHER_TYPES} else "Damaged"
             yield line(f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
-def _late(traces: TraceSet, collectives: Collectives) -> Iterator[Block]:
+def _late(arrivals: Arrivals) -> Iterator[Block]:
     """Yield which rank the others wait for at the collectives that all share."""
-    arrivals = job_of(traces, collectives).arrivals
     if arrivals.latest is not None:
         yield f"{_late_rank(arrivals, arrivals.latest)}."
     elif arrivals.unmatched and arrivals.unknown:
         yield f"It is not known which rank arrives last at the collectives: {arrivals.unknown}."
+
+
+def _pipelines(found: Pipelines) -> Iterator[Block]:
+    """Yield how long the stages of the pipeline idle that could save most, and for what."""
+    for pipeline in found.pipelines[:1]:
+        yield line()
+        yield pipeline.text
+        columns = ["rank", "step", "busy %", *(f"{cause.replace('_', '-')} %" for cause in CAUSES)]
+        rows = [
+            [str(stage.rank), duration(stage.step_ns), percent(round(stage.busy_ns), round(stage.step_ns))]
+            + [percent(round(stage.idle_ns[cause]), round(stage.step_ns)) for cause in CAUSES]
+            for stage in pipeline.stages
+        ]
+        yield Table(columns, rows)
+    yield from more(len(found.pipelines) - 1, "pipeline")
+    if found.unknown:
+        yield f"It is not known which ranks are the stages of a pipeline: {found.unknown}."
 
 
 def describe_ranks(times: Mapping[int, RankTimes], missing: Sequence[int]) -> list[str]:

@@ -154,7 +154,9 @@ def _add_lanes(trace: Trace, lanes: Path) -> None:
 
 
 def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any]:
+    from ...explain.metrics.job import job_of
     from ...explain.metrics.metrics import metrics
+    from ...explain.metrics.pipelines import as_dict
     from ...read.tables.trace import Trace
 
     if isinstance(trace, Trace):
@@ -172,6 +174,7 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
         "left_out": {str(path): held for path, held in trace.left_out.items()},
         "guessed": trace.guessed,
         "clocks": {rank: vars(clock) for rank, clock in trace.clocks.items()},
+        "pipelines": [as_dict(each) for each in job_of(trace, collectives).pipelines.pipelines],
         "ranks": [_numbers(one, collectives) | {"rank": rank} for rank, one in trace.items()],
     }
 
