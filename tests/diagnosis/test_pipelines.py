@@ -65,7 +65,7 @@ os._exit(0)
 
 
 def recorded(folder: Path, kind: str, slow: int = -1) -> Path:
-    """Record a pipeline whose stages sleep 0.1 s in each forward and 0.2 s in each backward pass; one twice that."""
+    """Record a pipeline whose stages sleep 0.1 s in forward and 0.2 s in backward passes; one sleeps longer."""
     script = folder / "job.py"
     script.write_text(PROGRAM)
     out = folder / "out"

@@ -48,5 +48,8 @@ def test_why_nothing_is_known(tmp_path: Path) -> None:
     folder = two_stages(tmp_path, shapes=False)
     assert "record with record_shapes=True" in job(folder).exchange.unknown
     two_stages(tmp_path)
-    (folder / "rank1.json").unlink()
+    path = folder / "rank1.json"
+    path.write_text(path.read_text().replace("user_annotation", "none"))
+    assert "rank 1: no steps are marked" in job(folder).exchange.unknown
+    path.unlink()
     assert job(folder).exchange.unknown == "no sends and receives are recorded of rank 1"

@@ -352,6 +352,8 @@ DEFINITIONS = {
     "goodput.unknown": "Why mfu is null, or implausible.",
     "job.world_size": "Number of ranks of the job, as the files say, else the highest rank plus one.",
     "job.ranks": "Ranks whose trace was read; missing: those without a trace; guessed: numbered by name.",
+    "job.even_ranks.step_ns": "Mean step of the median rank in ns; even_ranks is null if that is unknown.",
+    "job.even_ranks.even_ns": "The same with all ranks as fast as the median, replayed through collectives.",
     "job.pipelines.idle_share": "Idle time of all stages / their steps.",
     "job.pipelines.unavoidable_share": "(p - 1) / (m + p - 1) for p stages and m microbatches per step.",
     "job.pipelines.stages.busy_ns": "Time per step during which the stage computes.",
@@ -422,8 +424,10 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     for marked steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why the window was opened;
     empty if unknown),
     ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
-    ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason),
-    ``metrics`` (each metric that is one number, with ``value``, ``unit``, ``definition`` and ``coverage``);
+    ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason,
+    ``even_ranks`` (null, or ``step_ns`` and ``even_ns``), ``pipelines`` (each with its ``stages``),
+    ``no_pipeline``, and ``transfers`` by rank), ``metrics`` (each metric that is one number, with ``value``,
+    ``unit``, ``definition`` and ``coverage``);
     ``roofline``, the operators with known operations, the longest on the GPU first, each with
 
     - ``operator``, ``kind`` (of `Work.kind`), ``dtype`` (that the units computed in), ``sizes`` (of `Work.sizes`);
@@ -502,6 +506,7 @@ def _job(job: Job) -> dict[str, Any]:
         "guessed": job.guessed,
         "damaged": {rank: list(lost.reasons) for rank, lost in job.damaged.items()},
         "unreadable": {str(path): reason for path, reason in job.failed.items()},
+        "even_ranks": job.even and job.even._asdict(),
         "pipelines": [pipeline_as_dict(each) for each in job.pipelines.pipelines],
         "no_pipeline": job.pipelines.unknown,
         "transfers": {rank: each._asdict() for rank, each in job.exchange.totals.items()},

@@ -165,8 +165,7 @@ def arrivals(traces: Mapping[int, Trace], missing: tuple[int, ...] = ()) -> Arri
         traces: the traces by rank; `RankContent` is enough.
         missing: the ranks of the job without a trace.
     """
-    sequences = {rank: collective_sequences(trace, collective_kernels(trace)) for rank, trace in traces.items()}
-    return arrivals_of(sequences, missing)
+    return arrivals_of({rank: sequences_of(trace) for rank, trace in traces.items()}, missing)
 
 
 def arrivals_of(
@@ -188,7 +187,7 @@ def arrivals_of(
     count, unmatched = 0, Counter[str]()
     for group in sorted({group for each in sequences.values() for group in each}):
         ranks = sorted(rank for rank in sequences if group in sequences[rank])
-        reason, ends, durations = _matched([sequences[rank][group] for rank in ranks])
+        reason, _, ends, durations = matched([sequences[rank][group] for rank in ranks])
         if missing and not (group[0] and group[1]):
             reason = "ranks are missing, which may be those that arrive last"
         elif any(str(rank) in _members(group) for rank in missing):
@@ -236,8 +235,11 @@ def _members(group: Group) -> set[str]:
     return set(group[1].strip("[]").replace(" ", "").split(","))
 
 
-def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array, Array]:
-    """Return why the collectives of the ranks do not match, or their ends and durations: a row for each rank."""
+def matched(sequences: list[CollectiveSequence]) -> tuple[str, Array, Array, Array]:
+    """Return why the collectives of the ranks do not match, or their places, ends and durations.
+
+    A place is a number from `places`, or counts collectives without steps; the others have a row for each rank.
+    """
     none = np.empty((0, 0), np.int64)
     keys = [places(each.step) if (each.step >= 0).any() else np.arange(len(each.step)) for each in sequences]
     common = keys[0]
@@ -245,15 +247,15 @@ def _matched(sequences: list[CollectiveSequence]) -> tuple[str, Array, Array]:
         common = np.intersect1d(common, key)
     stepped = all((each.step >= 0).any() for each in sequences)
     if not len(common) or (not stepped and any(len(key) != len(common) for key in keys)):
-        return "the ranks recorded different numbers of collectives", none, none
+        return "the ranks recorded different numbers of collectives", none, none, none
     rows = [np.argsort(key)[np.searchsorted(np.sort(key), common)] for key in keys]
     names = np.stack([each.name[row] for each, row in zip(sequences, rows, strict=True)])
     same = (names == names[0]).all(axis=0)
     if not same.any():
-        return "the ranks recorded different collectives", none, none
+        return "the ranks recorded different collectives", none, none, none
     ends = np.stack([each.end_ns[row] for each, row in zip(sequences, rows, strict=True)])
     durations = np.stack([each.duration_ns[row] for each, row in zip(sequences, rows, strict=True)])
-    return "", ends[:, same], durations[:, same]
+    return "", common[same], ends[:, same], durations[:, same]
 
 
 _MAX_STEPS = 200  # in a file; later ones are left out, so that it has less than 100 kB
@@ -287,8 +289,7 @@ def format_rank_times(trace: Trace, rank: int) -> str:
 
     A step has its number, its start in ns after that of the first (``at``), its duration (``ns``) and its
     ``collectives`` in order: for each the process group and the kind, as places in the lists of the first line,
-    the start in ns after that of the step, and the duration in ns. Without a GPU, these are the collectives of
-    gloo, unless there are several process groups, which gloo does not tell apart.
+    the start in ns after that of the step, and the duration in ns; see `sequences_of`.
 
     Args:
         trace: the trace, with steps.
@@ -296,7 +297,7 @@ def format_rank_times(trace: Trace, rank: int) -> str:
     """
     steps = trace.steps
     names = {name_hash(text): text[:_MAX_NAME] for text in trace.strings}
-    sequences = collective_sequences(trace, collective_kernels(trace)) or _of_gloo(trace)
+    sequences = sequences_of(trace)
     kinds: dict[str, int] = {}
     by_step: dict[int, list[list[int]]] = {}
     starts = dict(zip(steps.number.tolist(), steps.start_ns.tolist(), strict=True))
@@ -376,8 +377,15 @@ def merge_rank_times(windows: list[RankTimes]) -> RankTimes:
     )
 
 
+def sequences_of(trace: Trace) -> dict[Group, CollectiveSequence]:
+    """Return the collectives of a rank by process group; without a GPU, those of gloo.
+
+    Those are ranges of its threads, which do not tell several process groups apart: there are none then.
+    """
+    return collective_sequences(trace, collective_kernels(trace)) or _of_gloo(trace)
+
+
 def _of_gloo(trace: Trace) -> dict[Group, CollectiveSequence]:
-    """Return the collectives of gloo, which are ranges of its threads."""
     rows = trace.regions.where(trace.regions.matching("name", _GLOO))
     if not rows or len(group_sizes(trace)) > 1:
         return {}

@@ -16,6 +16,7 @@ from ...read.measures.region_steps import with_steps
 from ...read.tables.trace import ReadLosses, Trace
 from ...read.tables.work_classes import Collectives
 from .collectives import Arrivals, arrivals
+from .even_ranks import EvenRanks, even_ranks
 from .pipelines import Pipelines, pipelines_of
 from .transfers import Exchange, exchange_of
 
@@ -48,6 +49,11 @@ class Job:
     def arrivals(self) -> Arrivals:
         """Who arrives last at the collectives of the job."""
         return arrivals(self.ranks, self.missing)
+
+    @cached_property
+    def even(self) -> EvenRanks | None:
+        """How long a step would be if all ranks were as fast as the median; None if that is not known."""
+        return None if self.missing else even_ranks(self.ranks)
 
     @cached_property
     def exchange(self) -> Exchange:

@@ -124,8 +124,10 @@ def pipelines_of(exchange: Exchange) -> Pipelines:
             chain.reverse()
         connected = {pair for pair in links if pair[0] in chain}
         is_chain = connected == {(min(pair), max(pair)) for pair in pairwise(chain)}
-        if is_chain and _sends_first(transfers[chain[0]]) and not _sends_first(transfers[chain[-1]]):
-            found.append(_pipeline(chain, exchange))
+        steps = reduce(np.intersect1d, [transfers[rank].number for rank in chain])
+        ends_fit = _sends_first(transfers[chain[0]]) and not _sends_first(transfers[chain[-1]])
+        if is_chain and ends_fit and len(steps):
+            found.append(_pipeline(chain, exchange, steps))
         else:
             unknown = f"the sends of rank {listed(sorted(chain))} form no chain from a first stage to a last one"
     return Pipelines(tuple(sorted(found, key=lambda each: -each.avoidable_ns)), unknown)
@@ -158,11 +160,10 @@ def _sends_first(transfers: Transfers) -> bool:
     return bool(transfers.is_send[transfers.peer >= 0][0])
 
 
-def _pipeline(chain: Sequence[int], exchange: Exchange) -> Pipeline:
-    """Return the pipeline whose stages are these ranks, from the first to the last."""
+def _pipeline(chain: Sequence[int], exchange: Exchange, steps: Array) -> Pipeline:
+    """Return the pipeline whose stages are these ranks, first to last, in the steps that all recorded."""
     transfers = [exchange.transfers[rank] for rank in chain]
     first, second = transfers[:2]
-    steps = reduce(np.intersect1d, [each.number for each in transfers])
     begin: Array | None = first.start_ns[np.searchsorted(first.number, steps)]
     stages = []
     for place, (rank, own) in enumerate(zip(chain, transfers, strict=True)):

@@ -90,8 +90,8 @@ def pipeline_bubble(facts: TraceFacts) -> Iterator[Finding]:
     """The stages of a pipeline idle for longer than its schedule makes unavoidable.
 
     Needs the steps and the sends and receives of all stages; those of gloo name their ranks only with
-    ``record_shapes=True``. Of a step, p equal stages with m microbatches idle for (p - 1) / (m + p - 1) under GPipe
-    and 1F1B. The time to win is what equal stages that do the same work and idle for this share would save.
+    ``record_shapes=True``. Of a step, p equal stages with m microbatches idle for (p - 1) / (m + p - 1), under
+    GPipe and 1F1B. The time to win is what equal stages that do the same work and idle for this share would save.
     """
     job = _job(facts)
     require(job.pipelines.pipelines, job.pipelines.unknown or "the ranks send nothing to each other")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -237,6 +238,7 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
     return contents
 
 
+_OF_GLOO = re.compile("^gloo:(?!send|recv)")
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
 
 
@@ -268,7 +270,7 @@ def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
 
 @dataclass
 class RankContent(Trace):
-    """A trace with its steps and collectives only.
+    """A trace with its steps and collectives only: kernels, and ranges of gloo.
 
     Attributes:
         window_ns: the time of its steps and of the work that they launched or, without steps, of all GPU work.
@@ -300,7 +302,12 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)
     strings = Strings()
-    kept = {"gpu": _copied(gpu.where(collective_kernels(trace)), strings), "steps": _copied(steps, strings)}
+    of_gloo = trace.regions.where(trace.regions.matching("name", _OF_GLOO))
+    kept = {
+        "gpu": _copied(gpu.where(collective_kernels(trace)), strings),
+        "regions": _copied(of_gloo, strings),
+        "steps": _copied(steps, strings),
+    }
     texts, nothing = list(strings), {"start_ns": np.empty(0, np.int64)}
     # what says which rank, or which ranks, the trace is of, and where they ran
     about = {key: trace.metadata[key] for key in ("distributedInfo", MACHINE, MERGE) if trace.metadata.get(key)}

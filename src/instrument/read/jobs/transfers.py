@@ -81,15 +81,15 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
     step_row = StepIndex(trace).rows_at(operators.start_ns[rows], operators.thread[rows])
     rows, step_row = rows[step_row >= 0], step_row[step_row >= 0]
     peer, group, unknown = _other_ends(trace, rows)
-    if not trace.steps:
-        unknown = "no steps are marked"
+    number, start, finish = _step_times(trace)
+    if not trace.steps or not len(number):
+        unknown = "no steps are marked, or no work of the GPU is in them"
     if unknown:
         return Transfers._make([*[np.empty(0, np.int64)] * (len(Transfers._fields) - 1), unknown])
     calls, others = operators.where(rows), operators.where(~called)
     ready, wait, end = _in_kernels(trace, calls) if trace.gpu else _in_ranges(trace, calls, others)
     computes = trace.gpu.where(~communication_mask(trace.gpu, collectives) & (trace.gpu.category == KERNEL))
     compute = merge_overlaps(computes.start_ns, computes.end_ns)
-    number, start, finish = _step_times(trace)
     step = trace.steps.number[step_row]
     place = np.searchsorted(number, step).clip(max=len(number) - 1)
     found = (end >= 0) & (number[place] == step)
@@ -106,8 +106,9 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
     else:
         busy, last = finish - start - np.bincount(place, exposed, len(number)).astype(np.int64), finish
     batch = np.searchsorted(np.sort(others.start_ns), calls.start_ns)
+    unknown = "" if found.any() else "neither a kernel nor a range belongs to its sends and receives"
     columns = (step, calls.matching("name", _SEND), peer, group, batch, ready, wait, end, exposed)
-    return Transfers._make([*(column[found] for column in columns), number, start, finish, busy, last, ""])
+    return Transfers._make([*(column[found] for column in columns), number, start, finish, busy, last, unknown])
 
 
 def _other_ends(trace: Trace, rows: Array) -> tuple[Array, Array, str]:

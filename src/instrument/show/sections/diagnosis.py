@@ -296,7 +296,8 @@ def _rank_notes(job: Job) -> list[str]:
     if latest is None:
         return [*notes, f"No rank waits at {counted(arrivals.collectives, 'collective')} that the ranks share."]
     times = f"{arrivals.ranks[latest].last:,} of {counted(arrivals.collectives, 'shared collective')}"
-    return [*notes, f"The others wait longest for rank {latest}, which arrives last at {times}."]
+    notes.append(f"The others wait longest for rank {latest}, which arrives last at {times}.")
+    return [*notes, *([job.even.text] if job.even else [])]
 
 
 def _listed(ranks: Sequence[int]) -> str:

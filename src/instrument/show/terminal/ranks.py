@@ -7,7 +7,7 @@ from itertools import islice
 
 from ...base.units import counted, duration, listed, percent, signed_duration
 from ...explain.metrics.collectives import Arrivals, RankTimes, arrivals_of
-from ...explain.metrics.job import job_of
+from ...explain.metrics.job import Job, job_of
 from ...explain.metrics.metrics import Metrics, metrics
 from ...explain.metrics.pipelines import CAUSES, Pipelines
 from ...read.jobs.align import Clock
@@ -48,7 +48,7 @@ def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -
         yield _CLOCK
     if several:
         job = job_of(traces, collectives)
-        yield from _late(job.arrivals)
+        yield from _late(job)
         yield from _pipelines(job.pipelines)
     if traces.missing:
         yield line(f"Missing: rank {listed(traces.missing)}")
@@ -67,10 +67,13 @@ def rank_table(traces: TraceSet, collectives: Collectives, *, title: str = "") -
             yield line(f"{damage}, rank {rank}, {trace.path}: {'; '.join(trace.lost.reasons)}")
 
 
-def _late(arrivals: Arrivals) -> Iterator[Block]:
-    """Yield which rank the others wait for at the collectives that all share."""
+def _late(job: Job) -> Iterator[Block]:
+    """Yield which rank the others wait for at the collectives that all share, and how long a step is without."""
+    arrivals = job.arrivals
     if arrivals.latest is not None:
         yield f"{_late_rank(arrivals, arrivals.latest)}."
+        if job.even is not None:
+            yield job.even.text
     elif arrivals.unmatched and arrivals.unknown:
         yield f"It is not known which rank arrives last at the collectives: {arrivals.unknown}."
 
