@@ -27,24 +27,16 @@ dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
 forward, backward = (seconds * (2 if rank == slow else 1) for seconds in (0.1, 0.2))
 
-class Wait(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, w):
-        time.sleep(forward)
-        return x * w
-
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(backward)
-        return gradient * 1.0, gradient.sum()
-
 class Part(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.w = torch.nn.Parameter(torch.ones(()))
 
     def forward(self, x):
-        return Wait.apply(x, self.w)
+        y = x * self.w
+        y.register_hook(lambda gradient: time.sleep(backward))
+        time.sleep(forward)  # after the operator: the profiler records nothing of it
+        return y
 
 stage = PipelineStage(Part(), rank, world, torch.device("cpu"))
 made = {{"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}}[kind]

@@ -84,10 +84,14 @@ def exchange_of(ranks: Mapping[int, RankContent]) -> Exchange:
     if not links:
         return Exchange(unknown="the ranks recorded different numbers of sends and receives")
     ready = {rank: np.full(len(each.step), _UNKNOWN) for rank, each in known.items()}
+    ended = {rank: np.full(len(each.step), -_UNKNOWN) for rank, each in known.items()}
     for (low, high), ((of_low, of_high), shift) in links.items():
         if shift is not None:
             ready[low][of_low] = known[high].ready_ns[of_high] + shift
             ready[high][of_high] = known[low].ready_ns[of_low] - shift
+            ended[low][of_low] = known[high].end_ns[of_high] + shift
+            ended[high][of_high] = known[low].end_ns[of_low] - shift
+    known = {rank: _until_received(each, ended[rank]) for rank, each in known.items()}
     waited = {rank: np.clip(ready[rank] - each.wait_ns, 0, each.exposed_ns) for rank, each in known.items()}
     totals = {
         rank: SendReceive(
@@ -97,6 +101,22 @@ def exchange_of(ranks: Mapping[int, RankContent]) -> Exchange:
         if (both := ready[rank] > _UNKNOWN).any()
     }
     return Exchange(known, links, waited, totals)
+
+
+def _until_received(own: Transfers, ended: Array) -> Transfers:
+    """Return the transfers, in which a rank without a GPU waits in a send only until the tensor has arrived.
+
+    gloo ends a send when the rank asks for its end: what the rank did since its last operator is no wait.
+
+    Args:
+        own: the transfers of a rank.
+        ended: when the receive of each send ends.
+    """
+    if not own.on_cpu:
+        return own
+    late = np.where(own.is_send, np.clip(own.end_ns - np.maximum(own.wait_ns, ended), 0, own.exposed_ns), 0)
+    busy = own.busy_ns + np.bincount(np.searchsorted(own.number, own.step), late, len(own.number)).astype(np.int64)
+    return own._replace(exposed_ns=own.exposed_ns - late, busy_ns=busy)
 
 
 def _link(low: int, high: int, ranks: Mapping[int, RankContent], known: Mapping[int, Transfers]) -> Link | None:

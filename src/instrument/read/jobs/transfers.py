@@ -46,6 +46,7 @@ class Transfers(NamedTuple):
         finish_ns: its end, which is the start of the next one.
         busy_ns: how long the rank computes in it.
         last_ns: when it last computes in it.
+        on_cpu: whether the rank has no GPU.
         unknown: why the calls of the rank are not known; empty if they are.
     """
 
@@ -63,6 +64,7 @@ class Transfers(NamedTuple):
     finish_ns: Array
     busy_ns: Array
     last_ns: Array
+    on_cpu: bool
     unknown: str = ""
 
 
@@ -85,7 +87,7 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
     if not trace.steps or not len(number):
         unknown = "no steps are marked, or no work of the GPU is in them"
     if unknown:
-        return Transfers._make([*[np.empty(0, np.int64)] * (len(Transfers._fields) - 1), unknown])
+        return Transfers._make([*[np.empty(0, np.int64)] * (len(Transfers._fields) - 2), False, unknown])
     calls, others = operators.where(rows), operators.where(~called)
     ready, wait, end = _in_kernels(trace, calls) if trace.gpu else _in_ranges(trace, calls, others)
     computes = trace.gpu.where(~communication_mask(trace.gpu, collectives) & (trace.gpu.category == KERNEL))
@@ -108,7 +110,8 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
     batch = np.searchsorted(np.sort(others.start_ns), calls.start_ns)
     unknown = "" if found.any() else "neither a kernel nor a range belongs to its sends and receives"
     columns = (step, calls.matching("name", _SEND), peer, group, batch, ready, wait, end, exposed)
-    return Transfers._make([*(column[found] for column in columns), number, start, finish, busy, last, unknown])
+    of_steps = (number, start, finish, busy, last)
+    return Transfers._make([*(column[found] for column in columns), *of_steps, not trace.gpu, unknown])
 
 
 def _other_ends(trace: Trace, rows: Array) -> tuple[Array, Array, str]:
