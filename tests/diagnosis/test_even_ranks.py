@@ -55,7 +55,6 @@ def test_the_prediction_against_a_run_with_even_ranks(tmp_path: Path) -> None:
     found = job_of(slow, "auto").even
     assert found
     measured = median(trace.window_ns / len(trace.steps) for trace in even)
-    print(found, measured)
     assert found.even_ns == pytest.approx(measured, rel=0.05)
     assert found.step_ns > 1.2 * measured
     shown = " ".join(CliRunner().invoke(app, ["summarize", str(slow)]).output.split())

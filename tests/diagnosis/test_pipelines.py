@@ -79,7 +79,6 @@ def pipeline_of(folder: Path) -> Pipeline:
 def test_the_bubble_of_equal_stages(tmp_path: Path, kind: str) -> None:
     """Four equal stages idle for the share that the schedule makes unavoidable, in the phases in which it does."""
     pipeline = pipeline_of(recorded(tmp_path, kind))
-    print({stage.rank: (stage.step_ns, stage.busy_ns, stage.idle_ns) for stage in pipeline.stages})
     assert [each.rank for each in pipeline.stages] == [*range(RANKS)]
     assert pipeline.microbatches == MICROBATCHES
     assert pipeline.unavoidable_share == (RANKS - 1) / (MICROBATCHES + RANKS - 1)
@@ -96,7 +95,6 @@ def test_a_slow_stage(tmp_path: Path) -> None:
     """The others wait for a stage that takes twice as long, which the diagnosis names."""
     folder = recorded(tmp_path, "1f1b", slow=2)
     pipeline = pipeline_of(folder)
-    print({stage.rank: (stage.step_ns, stage.busy_ns, stage.idle_ns) for stage in pipeline.stages})
     assert pipeline.slowest.rank == 2
     imbalance = {stage.rank: stage.idle_ns["imbalance"] / stage.step_ns for stage in pipeline.stages}
     assert min(imbalance[1], imbalance[3]) > 0.05 > imbalance[2]

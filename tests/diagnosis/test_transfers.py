@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from instrument.explain.metrics.job import Job, job_of
+from instrument.explain.slimming.slim import slim
 from tests.support.stages import two_stages
 
 
@@ -41,6 +42,16 @@ def test_steps_with_different_numbers_of_calls(tmp_path: Path) -> None:
     kept = [each for each in content["traceEvents"] if each["ts"] < 6000 or each["name"] not in gone]
     path.write_text(json.dumps(content | {"traceEvents": kept}))
     assert {0: 2, 1: 2} == {rank: each.calls for rank, each in job(tmp_path).exchange.totals.items()}
+
+
+def test_slim_traces(tmp_path: Path) -> None:
+    """Slim traces of the ranks have the same pairs and the same waits."""
+    folder = two_stages(tmp_path)
+    slimmed = tmp_path / "slim"
+    slimmed.mkdir()
+    for rank in range(2):
+        slim(folder / f"rank{rank}.json", slimmed / f"rank{rank}.json.gz")
+    assert job(slimmed).exchange.totals == job(folder).exchange.totals != {}
 
 
 def test_why_nothing_is_known(tmp_path: Path) -> None:
