@@ -189,7 +189,7 @@ def iterating() -> None:
     each = {name: time / len(items) for name, time in times.items()}
     show("An iteration", each, "for item in items")
     first, second = each.values()
-    verdict("what steps() adds to an iteration", (second - first) / 1000, 0.3, "us")
+    verdict("what steps() adds to an iteration", (second - first) / 1000, 0.5, "us")
 
 
 def importing() -> None:

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from instrument.base.run_lengths import RunLengths
 from instrument.read.measures.step_lengths import LoopTotals, StepLength, StepLengths
 from instrument.read.measures.summary import Summary, merge
 from instrument.read.measures.timing import Timing
@@ -115,6 +116,21 @@ def test_too_few_steps_around() -> None:
     """Two steps are too few to compare with."""
     for timing in (Timing((MS,), ((0, 1),), 5, 9 * MS), Timing((), (), 5, 9 * MS)):
         assert not any("around" in text for text in describe_steps(summary(3, 3, timing=timing)))
+
+
+@pytest.mark.parametrize(
+    ("slow_ns", "expected"),
+    [
+        (20 * MS, "so they are typical."),
+        (1_500 * MS, "but steps of usual length are only 12 % of the loop's time."),
+    ],
+)
+def test_typical_steps_of_a_loop_that_stalls(slow_ns: int, expected: str) -> None:
+    """Steps are typical only if the loop spends at least 80 % of its time in such steps."""
+    lengths = RunLengths(typical_steps=60, typical_ns=200 * MS, slow_steps=3, slow_ns=slow_ns)
+    timing = Timing((4 * MS,), ((0, 19), (23, 42)), 63, 2_400 * MS, lengths=lengths)
+    *_, typical = describe_steps(summary(3.6, 3.6, 3.6, timing=timing))
+    assert typical.endswith(expected)
 
 
 def test_several_windows() -> None:

@@ -46,6 +46,7 @@ def test_a_recorded_window(out: Path) -> None:
         "around_each_ns",
         "around_ns",
         "around_steps",
+        "lengths",
         "own_ns",
         "recorded_ns",
         "run_ns",

@@ -48,7 +48,8 @@ def test_medians_and_the_share_of_the_run(out: Path, monkeypatch: pytest.MonkeyP
 
     prof = run(out, clock, 200, took, schedule=schedule)
     around = [100 + number for number in (*range(48 - AROUND, 48), *range(53, 53 + AROUND))]
-    assert prof.windows[0]["timing"] == {
+    timing = prof.windows[0]["timing"]
+    assert {name: value for name, value in timing.items() if name != "lengths"} == {
         "recorded_ns": 300,
         "around_ns": int(sorted(around)[AROUND - 1] + sorted(around)[AROUND]) // 2,
         "around_each_ns": around,

@@ -59,6 +59,7 @@ NAME = "manifest.jsonl"
 COMPILE_LOG = ".compile.log"  # how the name of torch's log ends that a window wrote beside its trace
 BLACK_BOX = ".black_box.json"  # ... and that of the times of the steps before it
 DIAGNOSIS = ".diagnosis.json"  # ... and that of the diagnosis of a trace beside it
+RUNS = "runs.jsonl"  # a line for each rank of a run that has ended, with the lengths of all its steps
 MEMORY_SNAPSHOT = ".memory.pickle"  # ... and that of the history of GPU memory
 _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 
@@ -66,18 +67,30 @@ _OF_ONE_RUN = "manifest.*.jsonl"  # in a folder that windows were uploaded to
 def entries_of(folder: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     """Yield the readable lines of windows in the manifest in ``folder``, and of those that were killed open.
 
-    Lines with the key ``event`` say what happened to the files later, and are left out.
+    Lines with the key ``event`` say what happened to the files later, and are left out. The lengths of steps in
+    ``timing`` are those of the whole run, where it has ended.
 
     Args:
         folder: the folder of the manifest.
         start: the number of bytes to skip, as returned by `size_of`.
     """
+    ended: dict[tuple[str, str], Any] = {}
+    with Suppressed(OSError), (folder / RUNS).open("rb") as lines:
+        ended = {_of_rank(run): run.get("lengths") for run in parse_lines(lines)}
     for path in (folder / NAME, *sorted(folder.glob(_OF_ONE_RUN))):
         with Suppressed(OSError), path.open("rb") as lines:
             lines.seek(start if path.name == NAME else 0)
-            yield from (entry for entry in parse_lines(lines) if "event" not in entry)
+            for entry in parse_lines(lines):
+                if isinstance(entry.get("timing"), dict) and (lengths := ended.get(_of_rank(entry))) is not None:
+                    entry["timing"]["lengths"] = lengths
+                if "event" not in entry:
+                    yield entry
     if start == 0:  # a window that was killed open has no place among the lines
         yield from (entry for _, entry in killed(folder))
+
+
+def _of_rank(line: Mapping[str, Any]) -> tuple[str, str]:
+    return str(line.get("run")), str(line.get("rank"))
 
 
 def entry_of(trace: Path) -> dict[str, Any] | None:

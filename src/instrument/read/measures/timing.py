@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+from ...base.run_lengths import RunLengths
 from .step_lengths import StepLengths
 
 Span = tuple[int, int]  # the first and the last step
@@ -28,6 +29,7 @@ class Timing:
             step; empty if it did not.
         cut_steps: The steps that did not run to their end, or were not recorded to their end.
         around_each_ns: The durations of all steps around the windows; empty if the manifest does not say them.
+        lengths: The lengths of all steps of the run, or so far; None if the manifest does not say them.
     """
 
     around_ns: tuple[int, ...] = ()
@@ -39,6 +41,7 @@ class Timing:
     endings: tuple[tuple[Span | None, str], ...] = ()
     cut_steps: tuple[int, ...] = ()
     around_each_ns: tuple[int, ...] = ()
+    lengths: RunLengths | None = None
 
     @classmethod
     def from_manifest(cls, entry: Mapping[str, Any] | None) -> Timing | None:
@@ -64,6 +67,7 @@ class Timing:
             tuple(each for each in _as_list(timing.get("around_each_ns")) if isinstance(each, int))
             if around
             else (),
+            RunLengths.from_json(timing.get("lengths")),
         )
 
     def __add__(self, later: Timing) -> Timing:
@@ -80,6 +84,7 @@ class Timing:
             tuple((planned, reason) for planned, reason in endings.items() if reason),
             (*self.cut_steps, *later.cut_steps),
             self.around_each_ns + later.around_each_ns,
+            last.lengths,
         )
 
     @property

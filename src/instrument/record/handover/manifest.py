@@ -20,7 +20,7 @@ from ...base.disk import unwritable
 from ...base.files import make_folder
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
-from ...base.run_folder import NAME
+from ...base.run_folder import NAME, RUNS
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
 _FIELDS = (
@@ -75,6 +75,13 @@ class Manifest:
             self._unwritten.append(line)
         self.flush()
 
+    @guard.contained("writing the lengths of steps")
+    def note_run(self, rank: int, **fields: Any) -> None:
+        """Write what is known of the whole run of a rank, as it ends, into ``runs.jsonl`` beside the manifest."""
+        line = json.dumps({"run": self.run, "rank": rank, **fields, "time_ns": time.time_ns()})
+        with Suppressed(OSError):  # the lines of the windows have warned of it
+            append(self.folder, [line.encode() + b"\n"], RUNS)
+
     @guard.contained("writing the manifest")
     def flush(self) -> None:
         """Write the lines that could not be written so far.
@@ -107,14 +114,19 @@ class Manifest:
             log.warning(text)
 
 
-def append(folder: Path, lines: list[bytes]) -> None:
+def append(folder: Path, lines: list[bytes], name: str = NAME) -> None:
     """Append ``lines`` to the manifest in ``folder``; each that is written is removed from the list.
+
+    Args:
+        folder: the folder of the run.
+        lines: each ends with a newline.
+        name: that of another file of lines.
 
     Raises:
         OSError: a line cannot be written. The file may end with a part of it; the next call starts a new line.
     """
     make_folder(folder)
-    path = folder / NAME
+    path = folder / name
     # Each line is one write in append mode, and the file is never truncated: ranks share the folder.
     with path.open("a+b", buffering=0) as file:
         if file.tell():

@@ -13,6 +13,7 @@ from ...base.config import LAUNCHED, settings
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
 from ...base.run_folder import OpenWindow, traces_of
+from ...base.run_lengths import RunLengths
 from ...base.units import counted
 from ..exporters.exporter import Exporter
 from ..handover.manifest import Manifest
@@ -221,6 +222,13 @@ class Outcomes:
                 phase=self._windows.phase,
                 worst_steps=self.worst_steps(),
             )
+
+    def report_lengths(self, lengths: RunLengths) -> None:
+        """Write the lengths of all steps beside the manifest, and print where the time is, if one is recorded."""
+        if self._windows.phase or not (lengths.are_enough and any(map(self._has_begun, self.manifest.entries))):
+            return
+        self.manifest.note_run(self.rank, lengths=lengths.as_json())
+        self.say("\n  ".join(lengths.sentences(self._driver.steps_hint)))
 
     def say(self, text: str) -> None:
         """Print a line below the summary, on the rank that prints it; nothing if it is empty."""

@@ -130,6 +130,8 @@ class Profile(ScheduleFollower):
 
     def suspend_steps(self, thread: int) -> None:
         """Leave out calls of `step` on ``thread`` until `resume_steps`."""
+        if not self._threads_in_phase:
+            self._run_times.enter_phase()
         self._threads_in_phase.append(thread)
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
@@ -138,6 +140,8 @@ class Profile(ScheduleFollower):
         """Count calls of `step` on ``thread`` again, unless it is in an outer phase or `suspend_steps` failed."""
         with Suppressed(ValueError):
             self._threads_in_phase.remove(thread)
+            if not self._threads_in_phase:
+                self._run_times.leave_phase()
         if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
 
@@ -208,6 +212,7 @@ class Profile(ScheduleFollower):
             self._follow_schedule()
             self._time_slow_steps()
             self.report_steps()
+            self._run_times.begin()
         if self._started or self._calling_on_trace_ready or not settings.enabled:
             return
         others = [profile for profile in running_profiles if profile is not self]
@@ -242,6 +247,7 @@ class Profile(ScheduleFollower):
         if self._schedule.has_schedule and self._driver.steps_by_hand:
             self._forgotten_step.follow()
             self._next_due_step = min(self._next_due_step, self.step_num + 1)
+        self._run_times.begin(late=late, early=self._driver.preemptible)
 
     @guard.contained("preparing the exporter")
     def _prepare_exporter(self) -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import takewhile
+from time import perf_counter_ns
 from typing import Any, ClassVar
 
 from ...base import log
@@ -25,6 +26,7 @@ from ..regions import dispatch
 from ..stepping.explicit_steps import program_steps
 from .outcomes import first_line, loop_ended
 from .recording import Recording
+from .run_times import BLOCK
 from .window_recorder import FEATURE, WindowRecorder
 
 _MAX_THREADS_WITHOUT_STEP = 3  # a server may start a thread for each request, and opening a window takes time
@@ -55,7 +57,8 @@ class ScheduleFollower(WindowRecorder):
     def step(self, global_step: int | None = None) -> None:
         """Count a step: the current one ends, the next one begins.
 
-        Costs three comparisons unless a window is open or due. Does nothing in a `Profile.phase` of this thread.
+        Costs a few comparisons and a look at the clock unless a window is open or due. Does nothing in a
+        `Profile.phase` of this thread.
 
         Args:
             global_step: the number of the step that begins, which is the number of steps done so far: the
@@ -69,10 +72,13 @@ class ScheduleFollower(WindowRecorder):
             if self._threads_in_phase and threading.get_ident() in self._threads_in_phase:
                 return
             if global_step is None or global_step == self.step_num + 1:
-                self.step_num += 1
-                if self.step_num >= self._next_due_step:
+                self.step_num = step = self.step_num + 1
+                self._end_timed_step(perf_counter_ns())
+                if step >= self._next_due_step:
                     cuda_graphs.end_stale_captures()
                     self._changes.make(self._advance)
+                elif step >= self._next_fold_step:
+                    self._fold_times()
                 return
         except Exception as error:
             guard.failed(FEATURE, error)
@@ -92,6 +98,8 @@ class ScheduleFollower(WindowRecorder):
         if step == self.step_num:
             log.warning(f"step {step} is counted again, as global_step is the number of the step that begins")
         self.step_num = reached
+        self._end_timed_step(perf_counter_ns())
+        self._fold_times()
         if self._started and not (self._paused or self._calling_on_trace_ready) and self._process == os.getpid():
             cuda_graphs.end_stale_captures()
             self._end_reason = reason
@@ -99,7 +107,7 @@ class ScheduleFollower(WindowRecorder):
                 self._close_in_loop(self._recording)
             self._times.end()
             self._complete_last_window(reached)
-        self.step_num = step
+        self.step_num, self._next_fold_step = step, step + BLOCK
         self._first += step - reached
         self._times.renumber(step - reached)
         if self._started:
@@ -124,6 +132,7 @@ class ScheduleFollower(WindowRecorder):
     def _advance(self) -> None:
         """Report the end of a step, and make the changes that are due at the next one."""
         self._forgotten_step.remove()
+        self._fold_times()
         try:
             if (
                 self._started
@@ -138,6 +147,7 @@ class ScheduleFollower(WindowRecorder):
             self._time_slow_steps()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
+            self._run_times.leave_out_since_end()
 
     def _time_slow_steps(self) -> None:
         """Have the black box time the current step, unless it is recorded."""
@@ -266,6 +276,9 @@ class ScheduleFollower(WindowRecorder):
         """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
+            if complete:
+                self._end_timed_step(perf_counter_ns())
+            self._run_times.pause(self.step_num + complete, recorded=self._is_recorded)
             if not self._paused:
                 self._end_reason = loop_ended(self.step_num, begun=begun, complete=complete, error=error)
             elif error is not None:
@@ -285,8 +298,10 @@ class ScheduleFollower(WindowRecorder):
 
     def _finish(self) -> None:
         with guard.contained("ending"):
+            lengths = self._run_times.lengths(self.step_num)
             self._outcomes.report()
             self._sender.finish()
+            self._outcomes.report_lengths(lengths)
             if self._slow_steps is not None:
                 self._outcomes.say(self._slow_steps.nothing_slow)
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
@@ -364,6 +379,7 @@ class ScheduleFollower(WindowRecorder):
         if not self._started or self._paused or self._process != os.getpid() or self._calling_on_trace_ready:
             return
         self._paused = True
+        self._run_times.pause(self.step_num, recorded=self._is_recorded)
         self._close_unclosed()
         self._end_reason = loop_ended(self.step_num, begun=begun, error=error)
         if self._recording is not None:

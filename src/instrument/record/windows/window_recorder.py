@@ -35,6 +35,7 @@ from ..regions import dispatch, region
 from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
 from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
+from .run_times import BLOCK, RunTimes
 from .timing import WindowTiming
 
 FEATURE = "recording windows"
@@ -114,8 +115,11 @@ class WindowRecorder:
 
     # A profile that could not be made has only these.
     _changes = ChangeQueue()
+    _run_times = RunTimes()
+    _end_timed_step: Callable[[int], None] = deque[int](maxlen=0).append
     _started = False
     _next_due_step = NEVER  # the next step at which something is due
+    _next_fold_step = BLOCK  # the next step at which the times of steps are added up
     _slow_steps: SlowStepWindows | None = None  # with a black box
     out = Path()
     step_num = 0
@@ -151,6 +155,8 @@ class WindowRecorder:
         self._sender = self._outcomes.sender
         self._last_memory: WindowMemory | None = None  # of the last window that recorded the history
         self._times = WindowTiming()
+        self._run_times = RunTimes()
+        self._end_timed_step = self._run_times.end_step  # so that `step` need not look it up
         self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
 
     @property
@@ -189,7 +195,19 @@ class WindowRecorder:
             yield
         finally:
             dispatch.leave(token)
-            self._times.leave_out(time.perf_counter_ns() - began_ns)
+            took_ns = time.perf_counter_ns() - began_ns
+            self._times.leave_out(took_ns)
+            self._run_times.leave_out(took_ns)
+
+    @property
+    def _is_recorded(self) -> bool:
+        """Whether the steps since the last change are recorded."""
+        return self._recording is not None and self._recording.start_ns is not None
+
+    def _fold_times(self) -> None:
+        """Add up the steps so far; they are all recorded, or none is, as this comes before each change."""
+        self._next_fold_step = self.step_num + BLOCK
+        self._run_times.fold(self.step_num, recorded=self._is_recorded)
 
     @property
     def _never_records(self) -> bool:
@@ -420,7 +438,8 @@ class WindowRecorder:
         number, self._untimed_number = self._untimed_number, None
         if number is None:
             return
-        self._sender.add_timing(number, self._times.timing(step))
+        lengths = {"lengths": self._run_times.lengths(step).as_json()}
+        self._sender.add_timing(number, self._times.timing(step) | lengths)
         if self._schedule.is_last(self._last_finished_index) and not self._continued_index:
             self._outcomes.report()
             self._sender.close()

@@ -193,10 +193,14 @@ def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     took = median(summary.step_times_ns)
     ratio = took / (around or 1)
     stretch = Stretch.of(summary.step_times_ns, timing, summary.lengths)
+    lengths = timing.lengths
+    so = "so they are typical"
+    if lengths is not None and not lengths.are_typical:
+        so = f"but steps of usual length are only {100 * lengths.typical_share:.0f} % of the loop's time"
     if is_similar(ratio):
-        said = f"{recorded} took about as long (within 25 %), so they are typical"
+        said = f"{recorded} took about as long (within 25 %), {so}"
     elif ahead and stretch is not None:
-        said = f"{recorded} took about as long on the GPU (within 25 %), so they are typical"
+        said = f"{recorded} took about as long on the GPU (within 25 %), {so}"
     elif ahead or stretch is None:
         said = f"{recorded} took {ratio:.1f} times as long there, which says little about the loop"
     elif not stretch.is_certain:

@@ -189,6 +189,8 @@ def print_windows(
         show(console, ["The last window: " * several + verdict_text(facts)])
     summary = merge(summaries) if several else summaries[0]
     print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
+    if timing is not None and timing.lengths is not None:
+        show(console, [line(f"The run: {sentence}.") for sentence in timing.lengths.sentences()])
     if several and trace.gpu:
         show(console, heading(f"The last of {len(summaries)} windows"))
     show(console, [*gpu_time(facts), *graph_launches(graphs)])

@@ -1,0 +1,227 @@
+"""`RunLengths`: where the time of a run is: in typical steps, in slow ones, or outside of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from .units import duration
+
+SLOW = 2
+"""How many times as long as the median of its block a step is slow."""
+
+TYPICAL_SHARE = 0.8
+"""The least share of the loop's time in typical steps at which they stand for the loop."""
+
+_OUTSIDE = {"between_ns": "between loops", "phases_ns": "in other phases"}
+_MIN_STEPS = 16  # fewer say little about a loop
+_MIN_SHARE = 0.05  # of the loop's time; smaller parts are not mentioned
+_ALIKE = (
+    1.5  # slow steps of one family: sorted by length, none is more than so many times as long as the one before
+)
+_FAMILIES = 4  # that are looked at, those of the longest steps first
+_MIN_PERIOD = 2
+_UNEVEN_PERIOD, _UNEVEN_MEMBERS = 8, 6  # from which distances may differ by one: chance rarely does that
+_NAMED = 6
+
+
+class Recurrence(NamedTuple):
+    """Slow steps of like length at equal distances.
+
+    Attributes:
+        every: the number of steps from one to the next, the nearest integer.
+        steps: their numbers.
+        each_ns: their mean length.
+    """
+
+    every: int
+    steps: tuple[int, ...]
+    each_ns: int
+
+
+@dataclass(frozen=True)
+class RunLengths:
+    """The lengths of all timed steps of a run, from the end of one to the end of the next.
+
+    The first step of a run belongs to its start. What the library does between steps, as to open a window, is part
+    of no step. All times add up to that of the run.
+
+    Attributes:
+        usual_ns: the mean length of a typical step, one that was not recorded if there are some.
+        typical_steps: how many steps took less than `SLOW` times the median of the steps around them.
+        typical_ns: their time in all.
+        slow_steps: how many took longer.
+        slow_ns: their time in all.
+        slow: numbers and lengths of the last slow steps.
+        recorded: the numbers of those of them that a window recorded.
+        start_ns: the time of the first step, and of the process before it if that exists for the run alone.
+        between_ns: the time between loops, such as epochs.
+        phases_ns: the time in phases that the program marks beside its steps, such as evaluations.
+        recording_ns: the time in which the library opened, wrote and closed windows.
+        end_ns: the time since the last step.
+    """
+
+    usual_ns: int = 0
+    typical_steps: int = 0
+    typical_ns: int = 0
+    slow_steps: int = 0
+    slow_ns: int = 0
+    slow: tuple[tuple[int, int], ...] = ()
+    recorded: tuple[int, ...] = field(default=())
+    start_ns: int = 0
+    between_ns: int = 0
+    phases_ns: int = 0
+    recording_ns: int = 0
+    end_ns: int = 0
+
+    @classmethod
+    def from_json(cls, values: object) -> RunLengths | None:
+        """Return the lengths in a manifest; None if they are not there or not as `as_json` writes them."""
+        if not isinstance(values, Mapping) or not cls.__dataclass_fields__.keys() <= values.keys():
+            return None
+        numbers = {name: values[name] for name in cls.__dataclass_fields__}
+        lists = {name: numbers.pop(name) for name in ("slow", "recorded")}
+        if not all(map(_is_count, numbers.values())) or not all(isinstance(each, list) for each in lists.values()):
+            return None
+        slow = tuple(tuple(pair) for pair in lists["slow"] if isinstance(pair, list))
+        if not all(len(pair) == 2 and all(map(_is_count, pair)) for pair in slow):
+            return None
+        return cls(**numbers, slow=slow, recorded=tuple(filter(_is_count, lists["recorded"])))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the attributes as JSON values."""
+        return asdict(self)
+
+    @property
+    def steps(self) -> int:
+        """The number of timed steps."""
+        return self.typical_steps + self.slow_steps
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether there are enough steps to say where the time is."""
+        return self.steps >= _MIN_STEPS
+
+    @property
+    def loop_ns(self) -> int:
+        """The time from the second step to the last one, without the library's own."""
+        return self.typical_ns + self.slow_ns + self.between_ns + self.phases_ns
+
+    @property
+    def typical_share(self) -> float:
+        """The share of the loop's time in typical steps; 1 before its first step."""
+        return self.typical_ns / self.loop_ns if self.loop_ns else 1.0
+
+    @property
+    def are_typical(self) -> bool:
+        """Whether a typical step stands for the loop."""
+        return self.typical_share >= TYPICAL_SHARE
+
+    def recurrences(self) -> list[Recurrence]:
+        """Return the families of slow steps that recur, the one of the longest steps first.
+
+        The steps of a family are of like length, and all distances between them are equal. Three steps are enough
+        if their numbers are multiples of the distance, or one less, as loops count; else four; and six if
+        distances of at least 8 differ by one. Fewer would be at equal distances by chance.
+        """
+        found = []
+        rest = sorted(self.slow, key=lambda pair: pair[1])
+        for _ in range(_FAMILIES):
+            family = _take_longest(rest)
+            numbers = sorted(number for number, _ in family)
+            if every := period_of(numbers):
+                mean_ns = sum(ns for _, ns in family) // len(family)
+                found.append(Recurrence(every, tuple(numbers), mean_ns))
+        return found
+
+    def sentences(self, hint: str = "--steps {}") -> Iterator[str]:
+        """Yield where the time of the run is, in one sentence or two; none of fewer than 16 steps.
+
+        Args:
+            hint: how the user writes the steps to record, with "{}" for the steps.
+        """
+        if not self.are_enough:
+            return
+        start = f", after {duration(self.start_ns)} of start" * (self.start_ns > self.loop_ns / 4)
+        said = f"{self.steps:,} steps in {duration(self.loop_ns)}{start}:"
+        if self.are_typical:
+            share, each = self._share(self.typical_ns), duration(self.usual_ns)
+            yield f"{said} typical steps, {each} each, are {share} of it"
+            return
+        recurrences = self.recurrences()
+        typical = (
+            f"{self.typical_steps:,} of about {duration(self.usual_ns)} are {self._share(self.typical_ns)} of it"
+        )
+        parts = [typical, *self._slow_parts(recurrences), *self._outside_parts()]
+        yield f"{said} {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"{said} {typical}"
+        if self.slow_ns >= _MIN_SHARE * self.loop_ns and not self.recorded:
+            yield f"No window shows a slow step; record one with {_how_to_record(recurrences, hint)}"
+
+    def _slow_parts(self, recurrences: Sequence[Recurrence]) -> Iterator[str]:
+        """Yield which steps are slow: those that recur, and others."""
+        recurring = {number for each in recurrences for number in each.steps}
+        for each in recurrences:
+            ns = sum(ns for number, ns in self.slow if number in each.steps)
+            if ns >= _MIN_SHARE * self.loop_ns:
+                took = f"every {_ordinal(each.every)} step of about {duration(each.each_ns)}"
+                yield f"{took} ({_named(each.steps)}) {self._share(ns)}"
+        others = [(number, ns) for number, ns in self.slow if number not in recurring]
+        ns = self.slow_ns - sum(ns for number, ns in self.slow if number in recurring)
+        if ns >= _MIN_SHARE * self.loop_ns:
+            number = self.slow_steps - len(recurring)
+            slow = f"{number:,} {'other ' * bool(recurring)}slow step{'s' * (number != 1)}"
+            yield f"{slow} ({_named([number for number, _ in others])}) {self._share(ns)}"
+
+    def _outside_parts(self) -> Iterator[str]:
+        for part, where in _OUTSIDE.items():
+            if getattr(self, part) >= _MIN_SHARE * self.loop_ns:
+                yield f"{self._share(getattr(self, part))} {where}"
+
+    def _share(self, ns: int) -> str:
+        return f"{100 * ns / self.loop_ns:.0f} %"
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[-_NAMED:])) + f", and {len(numbers) - _NAMED:,} before" * (
+        len(numbers) > _NAMED
+    )
+
+
+def _how_to_record(recurrences: Sequence[Recurrence], hint: str) -> str:
+    if recurrences:
+        middle = recurrences[0].steps[len(recurrences[0].steps) // 2]
+        return hint.format(f"{max(middle - 1, 0)}-{middle + 1}")
+    return "--black-box" if hint.startswith("--") else "black_box=True"
+
+
+def period_of(numbers: Sequence[int]) -> int:
+    """Return the distance between ``numbers``, which are sorted, if they recur; else 0."""
+    gaps = [later - earlier for earlier, later in pairwise(numbers)]
+    if not gaps or min(gaps) < _MIN_PERIOD:
+        return 0
+    every = round(sum(gaps) / len(gaps))
+    if max(gaps) == min(gaps):
+        anchored = all(number % every in (0, every - 1) for number in numbers)
+        return every if len(numbers) >= (3 if anchored else 4) else 0
+    uneven = max(gaps) == min(gaps) + 1 and every >= _UNEVEN_PERIOD and len(numbers) >= _UNEVEN_MEMBERS
+    return every if uneven else 0
+
+
+def _take_longest(ordered: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Take the steps of like length from the end of the list, which is ordered by length."""
+    start = len(ordered) - 1
+    while start > 0 and ordered[start][1] <= _ALIKE * ordered[start - 1][1]:
+        start -= 1
+    family, ordered[:] = ordered[max(start, 0) :], ordered[: max(start, 0)]
+    return family
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _ordinal(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number:,}{ending}"

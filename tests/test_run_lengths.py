@@ -1,0 +1,158 @@
+"""Tests of `RunLengths`: where the time of a run is, and which slow steps recur."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from instrument.base.run_lengths import RunLengths, period_of
+from instrument.record.windows.run_times import StepTally
+
+MS = 1_000_000
+
+
+def lengths_of(lengths_ns: Sequence[int], first: int = 0, **outside: int) -> RunLengths:
+    tally = StepTally()
+    tally.add(first, lengths_ns)
+    judged = tally.judged()
+    return RunLengths(
+        usual_ns=judged.typical_ns // judged.typical_steps,
+        typical_steps=judged.typical_steps,
+        typical_ns=judged.typical_ns,
+        slow_steps=judged.slow_steps,
+        slow_ns=judged.slow_ns,
+        slow=tuple(judged.slow),
+        **outside,
+    )
+
+
+@pytest.mark.parametrize(
+    ("numbers", "every"),
+    [
+        ([6, 12, 18], 6),
+        ([5, 11, 17], 6),  # counted from 1
+        ([7, 13, 19], 0),  # three by chance
+        ([7, 13, 19, 25], 6),
+        ([6, 12], 0),
+        ([6, 12, 24], 0),
+        ([10, 21, 31, 42, 52, 62], 10),  # a distance of 10.4 steps
+        ([10, 21, 31], 0),
+        ([3, 4, 5, 6], 0),
+        ([], 0),
+    ],
+)
+def test_periods(numbers: list[int], every: int) -> None:
+    """Numbers recur if their distances are equal, and chance rarely does that."""
+    assert every == period_of(numbers)
+
+
+def test_two_families_recur_side_by_side() -> None:
+    """Steps of different lengths recur at distances of their own, also where both meet."""
+    steps = [900 if step % 100 == 99 else 300 if step % 20 == 0 else 50 for step in range(1, 500)]
+    found = lengths_of(steps, 1).recurrences()
+    assert [(100, (99, 199, 299, 399, 499)), (20, tuple(range(20, 500, 20)))] == [each[:2] for each in found]
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.2, 0.4])
+def test_a_stall_is_found_among_uneven_steps(spread: float) -> None:
+    """Whatever the phase of a stall, its period is found where steps vary, but for a few."""
+    missed = 0
+    for seed in range(200):
+        chance = random.Random(seed)
+        every, phase = chance.randint(5, 60), chance.randint(0, 59)
+        steps = [
+            round((25 * chance.lognormvariate(0, spread) + 500 * ((step + phase) % every == 0)) * MS)
+            for step in range(6 * every)
+        ]
+        missed += every not in [each.every for each in lengths_of(steps).recurrences()]
+    assert missed <= 2
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("stalls", [0.0, 0.02, 0.1])
+def test_chance_has_no_period(spread: float, stalls: float) -> None:
+    """Of loops with random lengths and random stalls, at most one in a hundred seems to recur."""
+    false = 0
+    for seed in range(300):
+        chance = random.Random(seed)
+        steps = [
+            round(25 * chance.lognormvariate(0, spread) * MS * (20 if chance.random() < stalls else 1))
+            for _ in range(chance.randint(20, 400))
+        ]
+        false += bool(lengths_of(steps).recurrences())
+    assert false <= 3
+
+
+def test_an_even_loop_gets_one_sentence() -> None:
+    """Steps that are alike are typical, whatever came before them."""
+    assert ["100 steps in 2.50 s: typical steps, 25.0 ms each, are 100 % of it"] == list(
+        lengths_of([25 * MS] * 100).sentences()
+    )
+    assert ["100 steps in 2.50 s, after 5.00 s of start: typical steps, 25.0 ms each, are 100 % of it"] == list(
+        lengths_of([25 * MS] * 100, start_ns=5_000 * MS).sentences()
+    )
+
+
+def test_stalls_of_epochs() -> None:
+    """A loop whose every sixth step stalls is not typical; the second sentence says how to record a stall."""
+    steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
+    assert [
+        "23 steps in 2.08 s: 20 of about 25.0 ms are 24 % of it "
+        "and every 6th step of about 525 ms (6, 12, 18) 76 %",
+        "No window shows a slow step; record one with --steps 11-13",
+    ] == list(lengths_of(steps, 1).sentences())
+
+
+def test_a_window_that_shows_a_stall_needs_no_advice() -> None:
+    """Once a slow step is recorded, nothing needs to be recorded."""
+    steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
+    (said,) = replace(lengths_of(steps, 1), recorded=(12,)).sentences()
+    assert "every 6th step" in said
+
+
+@pytest.mark.parametrize(("hint", "how"), [("--steps {}", "--black-box"), ('at="{}"', "black_box=True")])
+def test_irregular_stalls(hint: str, how: str) -> None:
+    """Without a period, the black box opens a window at the next slow step."""
+    steps = [525 * MS if step in (4, 7, 20, 29) else 25 * MS for step in range(40)]
+    said, advice = lengths_of(steps).sentences(hint)
+    assert said.endswith("4 slow steps (4, 7, 20, 29) 70 %")
+    assert f"No window shows a slow step; record one with {how}" == advice
+
+
+def test_time_between_loops() -> None:
+    """Where the time is outside of steps, no step is to blame."""
+    (said,) = lengths_of([25 * MS] * 40, between_ns=3_000 * MS).sentences()
+    assert "40 steps in 4.00 s: 40 of about 25.0 ms are 25 % of it and 75 % between loops" == said
+
+
+@pytest.mark.parametrize(("share", "word"), [(0.81, True), (0.79, False)])
+def test_typical_needs_most_of_the_time(share: float, word: bool) -> None:
+    """The word is said only where typical steps have at least 80 % of the time."""
+    lengths = lengths_of([25 * MS] * 40, between_ns=round(1_000 * MS * (1 / share - 1)))
+    assert word == any("typical" in said for said in lengths.sentences())
+
+
+def test_too_few_steps_say_nothing() -> None:
+    """A handful of steps has no regularity."""
+    assert [] == list(lengths_of([25 * MS] * 9).sentences())
+
+
+def test_json_round_trip() -> None:
+    """What is written to the manifest is read again."""
+    lengths = replace(lengths_of([25, 25, 900, 25]), recorded=(2,))
+    assert lengths == RunLengths.from_json({**lengths.as_json(), "slow": [[2, 900]], "recorded": [2]})
+
+
+@pytest.mark.parametrize(
+    "change", [{"slow": 7}, {"slow": [[1]]}, {"slow": [["a", 2]]}, {"typical_ns": None}, {"usual_ns": -1}]
+)
+def test_foreign_json_is_not_read(change: dict[str, Any]) -> None:
+    """Lengths that this library did not write are left out."""
+    good = {**lengths_of([25, 25, 25]).as_json(), "slow": [], "recorded": []}
+    assert RunLengths.from_json(good) is not None
+    assert RunLengths.from_json({**good, **change}) is None
+    assert RunLengths.from_json(None) is None
