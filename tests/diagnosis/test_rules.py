@@ -34,6 +34,7 @@ def test_a_healthy_loop_has_no_findings() -> None:
 
 def test_every_rule_is_tested() -> None:
     """Each built-in rule has a loop that shows it; those that need more than a trace are tested apart."""
+<<<<<<< HEAD
     apart = {
         "stretched-window",
         "late-rank",
@@ -43,6 +44,10 @@ def test_every_rule_is_tested() -> None:
         *LOGGED,
         *EVENTS,
     }
+=======
+    recurring = {"restarted-workers", "recurring-slow-steps"}
+    apart = {"stretched-window", "late-rank", "uneven-compute", "missing-ranks", *recurring, *LOGGED, *EVENTS}
+>>>>>>> 4064ac96 (Rules on what recurs: workers that start at each epoch, and other slow steps at equal distances)
     assert {*SHOWN, *apart} == {*RULES}
 
 

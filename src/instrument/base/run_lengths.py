@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .units import duration
+from .units import duration, ordinal
 
 SLOW = 2
 """How many times as long as the median of its block a step is slow."""
@@ -157,7 +157,15 @@ class RunLengths:
         parts = [typical, *self._slow_parts(recurrences), *self._outside_parts()]
         yield f"{said} {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"{said} {typical}"
         if self.slow_ns >= _MIN_SHARE * self.loop_ns and not self.recorded:
-            yield f"No window shows a slow step; record one with {_how_to_record(recurrences, hint)}"
+            yield f"No window shows a slow step; record one with {self.how_to_record(hint)}"
+
+    def how_to_record(self, hint: str) -> str:
+        """Return the option or the argument that records a slow step; ``hint`` as for `sentences`."""
+        recurrences = self.recurrences()
+        if recurrences:
+            middle = recurrences[0].steps[len(recurrences[0].steps) // 2]
+            return hint.format(f"{max(middle - 1, 0)}-{middle + 1}")
+        return "--black-box" if hint.startswith("--") else "black_box=True"
 
     def _slow_parts(self, recurrences: Sequence[Recurrence]) -> Iterator[str]:
         """Yield which steps are slow: those that recur, and others."""
@@ -165,7 +173,7 @@ class RunLengths:
         for each in recurrences:
             ns = sum(ns for number, ns in self.slow if number in each.steps)
             if ns >= _MIN_SHARE * self.loop_ns:
-                took = f"every {_ordinal(each.every)} step of about {duration(each.each_ns)}"
+                took = f"every {ordinal(each.every)} step of about {duration(each.each_ns)}"
                 yield f"{took} ({_named(each.steps)}) {self._share(ns)}"
         others = [(number, ns) for number, ns in self.slow if number not in recurring]
         ns = self.slow_ns - sum(ns for number, ns in self.slow if number in recurring)
@@ -187,13 +195,6 @@ def _named(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[-_NAMED:])) + f", and {len(numbers) - _NAMED:,} before" * (
         len(numbers) > _NAMED
     )
-
-
-def _how_to_record(recurrences: Sequence[Recurrence], hint: str) -> str:
-    if recurrences:
-        middle = recurrences[0].steps[len(recurrences[0].steps) // 2]
-        return hint.format(f"{max(middle - 1, 0)}-{middle + 1}")
-    return "--black-box" if hint.startswith("--") else "black_box=True"
 
 
 def period_of(numbers: Sequence[int]) -> int:
@@ -220,8 +221,3 @@ def _take_longest(ordered: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _ordinal(number: int) -> str:
-    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
-    return f"{number:,}{ending}"

@@ -73,6 +73,12 @@ def counted(number: float, word: str, plural: str = "") -> str:
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
 
 
+def ordinal(number: int) -> str:
+    """Return a number as an ordinal: ``1st``, ``12th``, ``1,003rd``."""
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number:,}{ending}"
+
+
 def listed(numbers: Sequence[int]) -> str:
     """Return the first 20 numbers, and how many more there are: ``0, 1, 2`` or ``0, ..., 19 and 1,004 more``."""
     more = f" and {len(numbers) - _LISTED:,} more" if len(numbers) > _LISTED else ""

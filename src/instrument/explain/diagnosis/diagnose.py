@@ -32,6 +32,7 @@ from ..rules import (
     memory,
     ranks,
     recording,
+    recurring,
     utilization,
 )
 from ..rules.rule import RULES, Rule, apply_rules, load_rules, rule
@@ -45,7 +46,7 @@ __all__ = ["Diagnosis", "diagnose", "rule"]  # from here, so that a user's rule 
 
 BUILT_IN = (
     idle, host, copies, utilization, matmul, attention, fusion, compiled, memory,
-    allocator, communication, ranks, recording,
+    allocator, communication, ranks, recurring, recording,
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 _LIBRARY = dict(RULES)

@@ -17,6 +17,7 @@ from ...read.tables.table import Table
 from ..metrics import idle
 from ..replay.replay import Change, without_events
 from ..replay.requests import contexts_of_waits
+from .recurring import without_worker_starts
 from .rule import rule
 from .trace_facts import TraceFacts, Win, require
 
@@ -39,14 +40,17 @@ def percent_of_step(facts: TraceFacts, ns: float) -> str:
 def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     """The loop waits for its next batch.
 
-    Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. The time to
-    win is the time during which the loop waits and the GPU idles; if times of the GPU are not known, the time of
-    the ranges on the thread of the loop. Of a DataLoader without workers, what the suggested ones leave is taken
-    off: they load no batch in less than its time divided by their number, nor the cores all work in less than its
-    time divided by theirs. The default threshold, 5 % of the step, is that of torch_tb_profiler.
+    Needs the ranges that torch records around a DataLoader, or regions of Lightning or this library. First batches
+    that come late because workers start do not count: see restarted-workers. The time to win is the time during
+    which the loop waits and the GPU idles; if times of the GPU are not known, the time of the ranges on the thread
+    of the loop. Of a DataLoader without workers, what the suggested ones leave is taken off: they load no batch in
+    less than its time divided by their number, nor the cores all work in less than its time divided by theirs. The
+    default threshold, 5 % of the step, is that of torch_tb_profiler.
     """
-    tables = idle.input_ranges(facts.trace)
-    require(tables, "the trace has no ranges of a DataLoader")
+    require(idle.input_ranges(facts.trace), "the trace has no ranges of a DataLoader")
+    tables, starts = without_worker_starts(facts)
+    if not tables:
+        return
     waited = facts.per_step(total_ns(clip(idle.times_of(tables), *facts.recorded)))
     has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
@@ -55,9 +59,15 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     single = "SingleProcess" in name
     workers = "MultiProcess" in name
     part = _part_to_win(facts, waited) if single else 1.0
-    all_ns = facts.per_step(facts.idle.total("input")) if has_gpu_times else waited
-    words = f"--workers {_workers(facts, waited)}" if single else "--without dataloader"
-    win = facts.win_by(words, round(all_ns * part))
+    all_ns = waited
+    if has_gpu_times:
+        started_ns = covered_ns(idle.times_of(starts), facts.idle.start_ns, facts.idle.end_ns).sum()
+        all_ns = facts.per_step(max(facts.idle.total("input") - int(started_ns), 0))
+    if single or not starts:
+        words = f"--workers {_workers(facts, waited)}" if single else "--without dataloader"
+        win = facts.win_by(words, round(all_ns * part))
+    else:
+        win = Win(all_ns, lambda: without_events(*tables))
     why = "The DataLoader has no worker processes" * single + "The workers do not keep up" * workers
     share_of_step = "the GPU idles " * has_gpu_times + percent_of_step(facts, win)
     yield facts.finding(

@@ -1,0 +1,185 @@
+"""Rules on what recurs: workers that start at each epoch, and other slow steps at equal distances."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from ...base.findings import Evidence, Finding, Fix
+from ...base.units import counted, duration, ordinal, percentage
+from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...read.tables.steps import StepIndex
+from ...read.tables.table import Array, Table
+from ..metrics import idle
+from ..replay.replay import without_events
+from .rule import rule
+from .trace_facts import MissingEvidenceError, TraceFacts, Win, require
+
+_LONG = 2  # times a usual step: such a wait for a batch is long
+_FAR = 10  # times the median wait: a first batch that comes so late does not come from slow workers
+_MIN_STARTS = 2
+_WORKERS = re.compile("MultiProcess")
+
+
+def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
+    """Return the waits for batches, and those for the first batch of a loop whose workers start anew.
+
+    A loop over a DataLoader ends with a call of ``__next__`` that returns no batch, so the step in which the next
+    loop begins has more of these calls than others. Long ones among them count, if there are two or more. Neither
+    are the call before such a one, and a like wait in step 0, where the workers start for the first time.
+    """
+    tables = idle.input_ranges(facts.trace)
+    if not facts.trace.steps:
+        return tables, []
+    usual_ns, index = float(np.median(facts.trace.steps.duration_ns)), StepIndex(facts.trace)
+    usual, starts = [], []
+    for ranges in tables:
+        took_ns, step = ranges.duration_ns, index.rows_at(ranges.start_ns, ranges.thread)
+        calls = np.bincount(step[step >= 0], minlength=len(facts.trace.steps))
+        begins = np.append(calls > np.median(calls), False)[step]  # no range outside of the steps
+        long = took_ns >= max(_LONG * usual_ns, _FAR * float(np.median(took_ns)))
+        late = begins & long & ranges.matching("name", _WORKERS)
+        if np.count_nonzero(late) < _MIN_STARTS:
+            usual.append(ranges)
+            continue
+        first = np.append(facts.trace.steps.number == 0, False)[step]
+        like = first & (2 * took_ns >= np.median(took_ns[late]))
+        ends = np.append(late[1:] & (step[1:] == step[:-1]), False)  # the workers of the loop before shut down
+        usual.append(ranges.where(~(late | ends | like)))
+        starts.append(ranges.where(late))
+    return [each for each in usual if each], starts
+
+
+@rule("restarted-workers", on_cpu=True, share=0.05)
+def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
+    """The first batch of each epoch comes late, as a DataLoader starts its worker processes anew.
+
+    Needs the ranges that torch records around a DataLoader, and the begin of two loops over it in the window. Such
+    a step has one call more than others, as a loop ends with one that returns no batch. A first batch is late if
+    the loop waits twice a usual step for it, and ten times as long as for a batch as a rule. The time to win is
+    that of these waits or, if times of the GPU are known, that in which it idles meanwhile. A batch that itself
+    takes as long to load, in workers that keep up in between, comes as late with workers that stay.
+    """
+    usual, starts = without_worker_starts(facts)
+    require(usual or starts, "the trace has no ranges of a DataLoader")
+    for late in starts:
+        times = merge_overlaps(late.start_ns, late.end_ns)
+        gaps = times if facts.unknown_gpu else (facts.idle.start_ns, facts.idle.end_ns)
+        won_ns = overlap_ns(gaps, clip(times, *facts.recorded))
+        each_ns = float(np.median(late.duration_ns))
+        usual_ns = float(np.median(np.concatenate([each.duration_ns for each in usual]))) if usual else 0.0
+        yield facts.finding(
+            f"The first batch of a loop over a DataLoader comes {duration(each_ns)} late, "
+            f"{counted(len(late), 'time')} in {counted(facts.steps, 'step')}",
+            Evidence("first_ns", each_ns, "ns", "Median wait for the first batch of a loop."),
+            Evidence("usual_ns", usual_ns, "ns", "Median wait for a batch."),
+            Evidence("loops", len(late), "events", "Loops in the window whose first batch comes late."),
+            win_ns=Win(facts.per_step(won_ns), partial(without_events, late)),
+            fix=Fix(
+                "Keep the worker processes: without persistent_workers a DataLoader starts them anew in each loop "
+                "over it, and each of them opens the data again.",
+                "DataLoader(dataset, ..., num_workers=2)",
+                "DataLoader(dataset, ..., num_workers=2, persistent_workers=True)",
+            ),
+            at=(int(late.thread[0]), int(late.start_ns[0])),
+        )
+
+
+_EVALUATION = re.compile(r"(?:^|[./ ])(?:evaluation|eval|validation)$", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"(?:^|[./ ])(?:checkpoint|save_checkpoint)$", re.IGNORECASE)
+
+
+@rule("recurring-slow-steps", on_cpu=True)
+def recurring_slow_steps(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
+    """Slow steps recur at equal distances, and take much of the run.
+
+    Needs the lengths of all steps of the run, from its manifest, and three slow steps of like length. If the
+    window has such a step, the cause is what takes at least half of its delay there: waiting for a batch,
+    compilation, garbage collection, allocation by the driver, or regions named evaluation or checkpoint. The
+    threshold is a share of the time of the loop; as the window has few of these steps or none, what it would win
+    is not known.
+    """
+    lengths = facts.timing.lengths if facts.timing is not None else None
+    if lengths is None or not lengths.are_enough:
+        raise MissingEvidenceError("the lengths of the steps of the run are not known")
+    for each in lengths.recurrences():
+        lost_ns = (each.each_ns - lengths.usual_ns) * len(each.steps)
+        if lost_ns < share * lengths.loop_ns:
+            continue
+        rows = np.flatnonzero(np.isin(facts.trace.steps.number, each.steps))
+        cause, fix = _cause(facts, rows)
+        lost = percentage(lost_ns / lengths.loop_ns)
+        none = "" if len(rows) else "; none of them is in this window"
+        yield facts.finding(
+            f"Every {ordinal(each.every)} step takes {duration(each.each_ns)} instead of "
+            f"{duration(lengths.usual_ns)}{cause}: {lost} of the time of the loop{none}",
+            Evidence("every", each.every, "steps", "Steps from one to the next."),
+            Evidence("steps", ", ".join(map(str, each.steps[-5:])), "", "The last of these steps."),
+            Evidence("lost_ns", lost_ns, "ns", "What they take more than usual steps, in the whole run."),
+            severity="high" if lost_ns >= 2 * share * lengths.loop_ns else "medium",
+            fix=fix if len(rows) else Fix(f"Record one, with {lengths.how_to_record('--steps {}')}."),
+            step=int(facts.trace.steps.number[rows[0]]) if len(rows) else None,
+        )
+
+
+def _cause(facts: TraceFacts, rows: Array) -> tuple[str, Fix]:
+    """Return what takes at least half of the delay of these steps, in words, and what helps."""
+    trace, regions = facts.trace, facts.trace.regions
+    allocations = trace.runtime.where(trace.runtime.matching("name", idle.ALLOCATION))
+    causes: list[tuple[str, Sequence[Table], str]] = [
+        (
+            ", as the loop waits for a batch",
+            idle.input_ranges(trace),
+            "See what the DataLoader does at these steps: persistent_workers=True keeps its processes from one "
+            "epoch to the next.",
+        ),
+        (
+            ", as torch.compile compiles",
+            idle.named_ranges(trace, idle.COMPILATION),
+            "Keep shapes fixed at these steps, as that of the last batch of an epoch (drop_last=True), or mark "
+            "the dimensions that change as dynamic.",
+        ),
+        (
+            ", as Python collects garbage",
+            idle.named_ranges(trace, idle.COLLECTION),
+            "Freeze long-lived objects (gc.freeze()), and collect garbage at times of your choice.",
+        ),
+        (
+            ", as the driver allocates or frees memory",
+            [allocations],
+            "Let the allocator keep its memory: no torch.cuda.empty_cache() in the loop, and expandable segments.",
+        ),
+        (
+            ", as it evaluates",
+            [regions.where(regions.matching("name", _EVALUATION))],
+            "Evaluate less often, or on fewer batches.",
+        ),
+        (
+            ", as it saves a checkpoint",
+            [regions.where(regions.matching("name", _CHECKPOINT))],
+            "Save less often, or beside the training, as torch.distributed.checkpoint.async_save does.",
+        ),
+    ]
+    steps = trace.steps
+    others = np.setdiff1d(np.arange(len(steps)), rows)
+    delay_ns = _excess(steps.duration_ns, rows, others)
+    for words, tables, fix in causes:
+        if delay_ns and 2 * _excess(_in_steps(steps, tables), rows, others) >= delay_ns:
+            return words, Fix(fix)
+    return "", Fix(
+        "Name what the loop does there with instrument.annotate, or record with stacks, to see it here."
+    )
+
+
+def _in_steps(steps: Table, tables: Sequence[Table]) -> Array:
+    """Return the time in these events in each step."""
+    times, pairs = idle.times_of(tables), zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)
+    return np.array([total_ns(clip(times, start, end)) for start, end in pairs])
+
+
+def _excess(ns: Array, rows: Array, others: Array) -> float:
+    """Return how much longer something takes in the steps ``rows``, in the median."""
+    return float(np.median(ns[rows]) - (np.median(ns[others]) if len(others) else 0)) if len(rows) else 0.0

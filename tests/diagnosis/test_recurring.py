@@ -1,0 +1,137 @@
+"""Tests of the rules on what recurs: workers that start at each epoch, and other slow steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from instrument.base.findings import Finding
+from instrument.base.run_lengths import RunLengths
+from instrument.explain.rules.recurring import recurring_slow_steps, restarted_workers
+from instrument.explain.rules.rule import RULES
+from instrument.explain.rules.trace_facts import MissingEvidenceError, TraceFacts
+from instrument.read.measures.timing import Timing
+
+from .made_loops import MadeLoop
+
+LOADER = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
+MS = 1_000_000
+
+
+def epochs(
+    first_ms: float, *, kind: str = "MultiProcessing", wait_ms: float = 0.1, later: bool = True
+) -> TraceFacts:
+    """Return 4 epochs of 6 steps of 25 ms, each of which waits ``first_ms`` for its first batch.
+
+    Without ``later``, only the first epoch does.
+    """
+    loop, now, name = MadeLoop(steps=0, busy=False), 0.0, LOADER.format(kind)
+    for step in range(24):
+        begin = now
+        if step and step % 6 == 0:  # the call that returns no batch
+            loop.region(name, now, now + 100)
+            now += 200
+        waited = 1_000 * (first_ms if step % 6 == 0 and (later or not step) else wait_ms)
+        loop.region(name, now, now + waited).operator("aten::mm", now + waited + 10, now + waited + 25_000)
+        now += waited + 25_010
+        loop.region(f"ProfilerStep#{step}", begin, now)
+    return TraceFacts(loop.trace())
+
+
+def found(rule: str, facts: TraceFacts) -> list[Finding]:
+    return list(RULES[rule].findings(facts, {}))
+
+
+def test_workers_that_start_anew() -> None:
+    """The waits for the first batches of later epochs can be won; the workers keep up otherwise."""
+    facts = epochs(500)
+    (finding,) = found("restarted-workers", facts)
+    assert "comes 500 ms late, 3 times in 24 steps" in finding.title
+    assert facts.per_step(3 * 500 * MS) == finding.win_ns
+    assert finding.fix is not None
+    assert "persistent_workers=True" in (finding.fix.after or "")
+    assert [] == found("input-wait", facts)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        epochs(1),  # workers that stay
+        epochs(500, later=False),  # they start once
+        epochs(60, wait_ms=60),  # they never keep up
+        epochs(500, kind="SingleProcess"),
+    ],
+    ids=["stay", "once", "slow", "none"],
+)
+def test_workers_that_do_not_start_anew(facts: TraceFacts) -> None:
+    """Late batches have other causes."""
+    assert [] == found("restarted-workers", facts)
+
+
+def test_slow_workers_are_still_found() -> None:
+    """A loop that waits in every step waits for its workers, whatever happens at an epoch."""
+    assert [1] == [len(found("input-wait", epochs(60, wait_ms=60)))]
+
+
+def stalls(*steps: int, every: int = 10) -> Timing:
+    """Return the timing of a run of 60 steps of 1 ms, of which every tenth takes 5 ms."""
+    slow = tuple((number, 5 * MS) for number in range(every, 60, every))
+    return Timing(
+        lengths=RunLengths(MS, 60 - len(slow), (60 - len(slow)) * MS, len(slow), 5 * MS * len(slow), slow, steps)
+    )
+
+
+def window(first: int, cause: str = "") -> MadeLoop:
+    """Return three steps of 1 ms, the second of which takes 5 ms, 4 of them with ``cause``."""
+    loop = MadeLoop(steps=0, busy=False)
+    for number, (begin, end) in enumerate(((0, 1_000), (1_000, 6_000), (6_000, 7_000)), first):
+        loop.region(f"ProfilerStep#{number}", begin, end).operator("aten::mm", begin + 10, begin + 900)
+    if cause.startswith("cuda"):
+        loop.call(cause, 2_000, 5_900)
+    elif cause:
+        loop.region(cause, 2_000, 5_900)
+    return loop
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (LOADER.format("MultiProcessing"), "as the loop waits for a batch"),
+        ("entire_frame_compile (dynamo_timed)", "as torch.compile compiles"),
+        ("gc.collect", "as Python collects garbage"),
+        ("cudaMalloc", "as the driver allocates or frees memory"),
+        ("train/evaluation", "as it evaluates"),
+        ("checkpoint", "as it saves a checkpoint"),
+    ],
+)
+def test_the_cause_of_a_slow_step(cause: str, words: str) -> None:
+    """What takes most of the delay in the window is the cause."""
+    (finding,) = recurring_slow_steps(TraceFacts(window(29, cause).trace(), timing=stalls(30)))
+    assert (
+        f"Every 10th step takes 5.00 ms instead of 1.00 ms, {words}: 25.0 % of the time of the loop"
+        == finding.title
+    )
+    assert 30 == finding.where.step
+
+
+def test_an_unknown_cause() -> None:
+    """Without evidence no cause is named."""
+    (finding,) = recurring_slow_steps(TraceFacts(window(29).trace(), timing=stalls(30)))
+    assert "instead of 1.00 ms: 25.0 %" in finding.title
+
+
+def test_a_window_without_a_slow_step() -> None:
+    """The finding says which steps to record."""
+    (finding,) = recurring_slow_steps(TraceFacts(window(2, "gc.collect").trace(), timing=stalls()))
+    assert finding.title.endswith("none of them is in this window")
+    assert finding.fix is not None
+    assert "Record one, with --steps 29-31." == finding.fix.text
+
+
+def test_evidence_is_needed() -> None:
+    """Without the lengths of the run, or ranges of a DataLoader, the rules abstain; an even run has no finding."""
+    trace = window(29).trace()
+    for rule, facts in ((recurring_slow_steps, TraceFacts(trace)), (restarted_workers, TraceFacts(trace))):
+        with pytest.raises(MissingEvidenceError):
+            list(rule(facts))
+    even = Timing(lengths=RunLengths(MS, 60, 60 * MS))
+    assert [] == list(recurring_slow_steps(TraceFacts(trace, timing=even)))
