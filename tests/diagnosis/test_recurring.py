@@ -18,14 +18,20 @@ MS = 1_000_000
 
 
 def epochs(
-    first_ms: float, *, kind: str = "MultiProcessing", wait_ms: float = 0.1, later: bool = True
+    first_ms: float,
+    *,
+    kind: str = "MultiProcessing",
+    wait_ms: float = 0.1,
+    later: bool = True,
+    steps: range = range(24),
+    timing: Timing | None = None,
 ) -> TraceFacts:
-    """Return 4 epochs of 6 steps of 25 ms, each of which waits ``first_ms`` for its first batch.
+    """Return epochs of 6 steps of 25 ms, each of which waits ``first_ms`` for its first batch.
 
     Without ``later``, only the first epoch does.
     """
     loop, now, name = MadeLoop(steps=0, busy=False), 0.0, LOADER.format(kind)
-    for step in range(24):
+    for step in steps:
         begin = now
         if step and step % 6 == 0:  # the call that returns no batch
             loop.region(name, now, now + 100)
@@ -34,7 +40,7 @@ def epochs(
         loop.region(name, now, now + waited).operator("aten::mm", now + waited + 10, now + waited + 25_000)
         now += waited + 25_010
         loop.region(f"ProfilerStep#{step}", begin, now)
-    return TraceFacts(loop.trace())
+    return TraceFacts(loop.trace(), timing=timing)
 
 
 def found(rule: str, facts: TraceFacts) -> list[Finding]:
@@ -65,6 +71,13 @@ def test_workers_that_start_anew() -> None:
 def test_workers_that_do_not_start_anew(facts: TraceFacts) -> None:
     """Late batches have other causes."""
     assert [] == found("restarted-workers", facts)
+
+
+@pytest.mark.parametrize(("every", "rule"), [(6, "restarted-workers"), (7, "input-wait")])
+def test_one_start_in_a_window(every: int, rule: str) -> None:
+    """A window with one such step is enough, if the lengths of the run say that it recurs."""
+    facts = epochs(500, steps=range(11, 14), timing=stalls(12, every=every))
+    assert [rule] == [name for name in ("restarted-workers", "input-wait") if found(name, facts)]
 
 
 def test_slow_workers_are_still_found() -> None:

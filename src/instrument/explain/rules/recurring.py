@@ -19,7 +19,7 @@ from .rule import rule
 from .trace_facts import MissingEvidenceError, TraceFacts, Win, require
 
 _LONG = 2  # times a usual step: such a wait for a batch is long
-_FAR = 10  # times the median wait: a first batch that comes so late does not come from slow workers
+_FAR = 10  # times the median wait in other steps: a batch that comes so late does not come from slow workers
 _MIN_STARTS = 2
 _WORKERS = re.compile("MultiProcess")
 
@@ -28,21 +28,26 @@ def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
     """Return the waits for batches, and those for the first batch of a loop whose workers start anew.
 
     A loop over a DataLoader ends with a call of ``__next__`` that returns no batch, so the step in which the next
-    loop begins has more of these calls than others. Long ones among them count, if there are two or more. Neither
-    are the call before such a one, and a like wait in step 0, where the workers start for the first time.
+    loop begins has more of these calls than others. Long ones among them count, if there are two or more, or if
+    the step recurs in the run. Neither are the call before such a one, and a like wait in step 0, where the
+    workers start for the first time.
     """
     tables = idle.input_ranges(facts.trace)
     if not facts.trace.steps:
         return tables, []
     usual_ns, index = float(np.median(facts.trace.steps.duration_ns)), StepIndex(facts.trace)
+    lengths = facts.timing.lengths if facts.timing is not None else None
+    recurring = [step for each in lengths.recurrences() for step in each.steps] if lengths is not None else []
     usual, starts = [], []
     for ranges in tables:
         took_ns, step = ranges.duration_ns, index.rows_at(ranges.start_ns, ranges.thread)
         calls = np.bincount(step[step >= 0], minlength=len(facts.trace.steps))
         begins = np.append(calls > np.median(calls), False)[step]  # no range outside of the steps
-        long = took_ns >= max(_LONG * usual_ns, _FAR * float(np.median(took_ns)))
+        waits_ns = took_ns[~begins] if not begins.all() else took_ns
+        long = took_ns >= max(_LONG * usual_ns, _FAR * float(np.median(waits_ns)))
         late = begins & long & ranges.matching("name", _WORKERS)
-        if np.count_nonzero(late) < _MIN_STARTS:
+        known = np.isin(facts.trace.steps.number[step[late]], recurring).any()
+        if np.count_nonzero(late) < (1 if known else _MIN_STARTS):
             usual.append(ranges)
             continue
         first = np.append(facts.trace.steps.number == 0, False)[step]
@@ -57,11 +62,12 @@ def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
 def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
     """The first batch of each epoch comes late, as a DataLoader starts its worker processes anew.
 
-    Needs the ranges that torch records around a DataLoader, and the begin of two loops over it in the window. Such
-    a step has one call more than others, as a loop ends with one that returns no batch. A first batch is late if
-    the loop waits twice a usual step for it, and ten times as long as for a batch as a rule. The time to win is
-    that of these waits or, if times of the GPU are known, that in which it idles meanwhile. A batch that itself
-    takes as long to load, in workers that keep up in between, comes as late with workers that stay.
+    Needs the ranges that torch records around a DataLoader, and the begin of two loops over it in the window, or
+    of one in a step that recurs in the run (see recurring-slow-steps). Such a step has one call more than others,
+    as a loop ends with one that returns no batch. A first batch is late if the loop waits twice a usual step for
+    it, and ten times as long as for a batch in other steps. The time to win is that of these waits or, if times
+    of the GPU are known, that in which it idles meanwhile. A batch that itself takes as long to load, in workers
+    that keep up in between, comes as late with workers that stay.
     """
     usual, starts = without_worker_starts(facts)
     require(usual or starts, "the trace has no ranges of a DataLoader")
