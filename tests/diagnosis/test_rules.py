@@ -34,7 +34,6 @@ def test_a_healthy_loop_has_no_findings() -> None:
 
 def test_every_rule_is_tested() -> None:
     """Each built-in rule has a loop that shows it; those that need more than a trace are tested apart."""
-<<<<<<< HEAD
     apart = {
         "stretched-window",
         "late-rank",
@@ -42,12 +41,10 @@ def test_every_rule_is_tested() -> None:
         "pipeline-bubble",
         "missing-ranks",
         *LOGGED,
+        "restarted-workers",
+        "recurring-slow-steps",
         *EVENTS,
     }
-=======
-    recurring = {"restarted-workers", "recurring-slow-steps"}
-    apart = {"stretched-window", "late-rank", "uneven-compute", "missing-ranks", *recurring, *LOGGED, *EVENTS}
->>>>>>> 4064ac96 (Rules on what recurs: workers that start at each epoch, and other slow steps at equal distances)
     assert {*SHOWN, *apart} == {*RULES}
 
 
