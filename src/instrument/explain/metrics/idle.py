@@ -10,7 +10,7 @@ import numpy as np
 
 from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.tables.intervals import Intervals, clip, covered_ns, merge_overlaps, union
-from ...read.tables.lanes import group_rows
+from ...read.tables.lanes import distinct_values, group_rows
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
@@ -168,13 +168,14 @@ def idle_causes(
         waits: the synchronizations of the program.
     """
     starts, ends = _gaps(busy, window)
-    left = ends - starts
     by_cause = {cause: np.zeros(len(starts), np.int64) for cause in CAUSES}
     done: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+    assigned = np.zeros(len(starts), np.int64)
     for cause, tables in work_of_cpu(trace).items():
-        both = union(done, times_of(tables))
-        by_cause[cause] = covered_ns(both, starts, ends) - covered_ns(done, starts, ends)
-        left, done = left - by_cause[cause], both
+        done = union(done, times_of(tables))
+        covered = covered_ns(done, starts, ends)
+        by_cause[cause], assigned = covered - assigned, covered
+    left = ends - starts - assigned
     by_cause["synchronization"] = np.minimum(left, _blocked(starts, ends, waits))
     left = left - by_cause["synchronization"]
     for cause, rows in _delays(trace, starts, ends).items():
@@ -325,7 +326,7 @@ def process_savings(
     host_ns = idle.end_ns - idle.start_ns - sum(idle.by_cause[cause] for cause in _NOT_ON_CPU)
     host_ns = host_ns + np.where(idle.end_ns == until_ns, idle.by_cause["unknown"], 0)
     ends = np.flatnonzero(host_ns)
-    launches = trace.runtime.where(np.unique(trace.gpu.launch[trace.gpu.launch >= 0]))
+    launches = trace.runtime.where(distinct_values(trace.gpu.launch[trace.gpu.launch >= 0]))
     launched = launches.start_ns[process_of[launches.thread] == process]
     own = [wait for wait in waits if wait.thread >= 0 and wait.blocked_ns and process_of[wait.thread] == process]
     called, returned = columns_of(own, "start_ns", "end_ns")

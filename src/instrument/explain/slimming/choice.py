@@ -12,6 +12,7 @@ import numpy as np
 from ...read.measures.region_steps import MIN_CALLS
 from ...read.measures.synchronizations import columns_of, find_synchronizations
 from ...read.tables.autograd import autograd_nodes, engine_node_name
+from ...read.tables.lanes import is_among
 from ...read.tables.nest import NestedRanges, inside_rows, rows_around
 from ...read.tables.steps import main_thread, process_of_threads, span
 from ...read.tables.table import KERNEL, MEMCPY, TRANSFERS, Array, Table
@@ -176,7 +177,7 @@ def kept_runtime(facts: TraceFacts, named: Array, *, queries: bool) -> Part:
     runtime, launches = trace.runtime, np.zeros(len(trace.runtime), bool)
     launches[trace.gpu.launch[trace.gpu.launch >= 0]] = True
     used = np.concatenate((trace.gpu.correlation, trace.syncs.correlation))
-    linked = np.isin(runtime.correlation, used) & (runtime.correlation >= 0)
+    linked = is_among(runtime.correlation, used) & (runtime.correlation >= 0)
     if trace.syncs.matching("name", _WAIT).any():
         linked |= runtime.matching("name", _RECORD)
     by_external = np.isin(runtime.external, named) & (not has_correlations(trace))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..tables.lanes import LaneAxis, group_rows, pairs
+from ..tables.lanes import LaneAxis, group_rows, is_among, pairs
 from ..tables.nest import NestedRanges
 from ..tables.steps import launched_before, process_of_threads
 from ..tables.table import Array, Table
@@ -67,7 +67,7 @@ def launches_of(trace: Trace, work: Table | None = None) -> Launches:
     worked[gpu.launch[gpu.launch >= 0]] = True
     has = worked[rows]
     unlinked = gpu.correlation[(gpu.launch < 0) & (gpu.correlation >= 0)]
-    has |= np.isin(calls.correlation, unlinked)
+    has |= is_among(calls.correlation, unlinked)
     parents = NestedRanges(calls.start_ns, calls.end_ns, calls.thread).parents
     for inner in np.flatnonzero(parents >= 0)[::-1].tolist():  # parents come first
         has[parents[inner]] |= has[inner]

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ..tables.intervals import covered_ns, merge_overlaps
-from ..tables.lanes import LaneAxis, group_rows, latest
+from ..tables.lanes import LaneAxis, group_rows, is_among, latest
 from ..tables.nest import NestedRanges
 from ..tables.table import MEMCPY, Array, Table
 from ..tables.trace import Trace
@@ -184,7 +184,7 @@ def _kinds(trace: Trace, launched: Array) -> tuple[Array, Array]:
     kind[free[blocked]] = FREE
     until[free[blocked]] = done[blocked]
     noted = runtime.correlation >= 0
-    noted &= np.isin(
+    noted &= is_among(
         runtime.correlation, trace.syncs.correlation[~trace.syncs.matching("name", re.compile("Wait"))]
     )
     other = (kind == NONE) & noted & ~runtime.matching("name", _NOT_BLOCKING) & ~runtime.matching("name", _FREE)
@@ -240,7 +240,7 @@ def _outermost(trace: Trace, rows: Array) -> tuple[Array, Array]:
 def _only_gpu_side(trace: Trace, rows: Array) -> Array:
     """Return the synchronizations that CUPTI recorded and whose call is not in the trace."""
     syncs, runtime = trace.syncs, trace.runtime
-    has_call = (syncs.correlation >= 0) & np.isin(syncs.correlation, runtime.correlation)
+    has_call = (syncs.correlation >= 0) & is_among(syncs.correlation, runtime.correlation)
     waited = merge_overlaps(runtime.start_ns[rows], runtime.end_ns[rows])
     within = (covered_ns(waited, syncs.start_ns, syncs.end_ns) == syncs.duration_ns) & (syncs.duration_ns > 0)
     return np.flatnonzero(~has_call & ~within & ~syncs.matching("name", re.compile("Wait|Unknown")))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lanes import LaneAxis, pairs
+from .lanes import LaneAxis, is_among, pairs
 from .nest import NestedRanges
 from .steps import StepIndex, main_thread
 from .table import Array, Table
@@ -200,7 +200,7 @@ class MissingBackward:
         within = steps.rows_at(nodes.start_ns, nodes.thread)
         outside = ~self._in_regions(nodes, trace.regions) & (within >= 0)
         # Each thread numbers its nodes on its own: nodes of other threads are not compared.
-        outside &= ~np.isin(nodes.sequence, forward.sequence[forward.thread != self._main])
+        outside &= ~is_among(nodes.sequence, forward.sequence[forward.thread != self._main])
         columns = (column[outside].tolist() for column in (within, nodes.name, nodes.sequence))
         for step, name, number in zip(*columns, strict=True):
             self._outside.setdefault(step, {}).setdefault(name, []).append(number)

@@ -19,6 +19,7 @@ from ...base.trace_marks import OVERLAPPING, STEP_PREFIX, STEPS
 from ...base.units import counted
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
 from .kernel_names import add_names
+from .lanes import is_among
 from .nest import NestedRanges, parents_in_tasks
 from .notes import about_ranks, metadata_of
 from .steps import main_threads
@@ -311,7 +312,7 @@ def _link(
     ids = "correlation" if (gpu.correlation >= 0).any() or (runtime.correlation >= 0).any() else "external"
     gpu.launch[:] = _match_rows(gpu[ids], runtime[ids])
     gpu.launch[
-        np.isin(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
+        is_among(gpu.correlation, _ambiguous_correlations(runtime, process_of)) if len(numbers) > 1 else []
     ] = -1
     launched = gpu.launch >= 0
     thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch, 0)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .intervals import covered_ns, merge_overlaps, total_ns
-from .lanes import LaneAxis, group_rows
+from .lanes import LaneAxis, group_rows, is_among
 from .table import Array, Table, linked
 from .trace import Trace
 
@@ -202,7 +202,7 @@ def launched_before(trace: Trace) -> Array:
     before: Array = ~launched & (gpu.correlation >= 0)
     if not (launched.any() and before.any()):
         return np.zeros(len(gpu), bool)
-    before &= ~np.isin(gpu.correlation, trace.runtime.correlation)  # several processes may use the same id
+    before &= ~is_among(gpu.correlation, trace.runtime.correlation)  # several processes may use the same id
     streams, stream = np.unique(gpu.stream, return_inverse=True)
     lane = np.unique(gpu.device, return_inverse=True)[1] * len(streams) + stream
     lanes, first = np.unique(lane[launched], return_index=True)  # work is in order of start
