@@ -209,7 +209,8 @@ class TraceFacts:
     @cached_property
     def gpu(self) -> Table:
         """The GPU work of the window, without that launched before the recording."""
-        return self.trace.gpu.where(self.gpu_rows).read_only()
+        gpu = self.trace.gpu
+        return gpu if len(self.gpu_rows) == len(gpu) else gpu.where(self.gpu_rows).read_only()
 
     @cached_property
     def gpu_rows(self) -> Array:

@@ -116,13 +116,14 @@ class Table(Mapping[str, Array]):
         self._columns = dict(columns)
         self.strings = strings
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Table, (dict(self), self.strings)
+
     def __getattr__(self, column: str) -> Array:
-        if column == "_columns":  # while it is unpickled
-            raise AttributeError(column)
         try:
-            return self._columns[column]
+            return self[column]
         except KeyError:
-            raise AttributeError(f"no column {column!r}; the columns are {', '.join(self._columns)}") from None
+            raise AttributeError(f"no column {column!r}; the columns are {', '.join(self)}") from None
 
     def __getitem__(self, column: str) -> Array:
         return self._columns[column]
@@ -143,10 +144,10 @@ class Table(Mapping[str, Array]):
     __hash__ = object.__hash__
 
     def __dir__(self) -> list[str]:
-        return [*(name for name in super().__dir__() if not name.startswith("_")), *self._columns]
+        return [*(name for name in super().__dir__() if not name.startswith("_")), *self]
 
     def __repr__(self) -> str:
-        return f"<{len(self):,} rows: {', '.join(self._columns)}>"
+        return f"<{len(self):,} rows: {', '.join(self)}>"
 
     @property
     def end_ns(self) -> Array:
@@ -155,7 +156,9 @@ class Table(Mapping[str, Array]):
 
     def where(self, rows: Array | slice) -> Table:
         """Return the rows that a mask, an array of row numbers or a slice selects."""
-        return Table({name: column[rows] for name, column in self._columns.items()}, self.strings)
+        if isinstance(rows, slice) or np.asarray(rows).dtype != np.int64:  # such as a mask
+            rows = np.arange(len(self))[rows]
+        return _Selection(self, rows)
 
     def read_only(self) -> Table:
         """Return the same rows with columns that cannot be written."""
@@ -174,7 +177,7 @@ class Table(Mapping[str, Array]):
             import pandas
         except ImportError as error:
             raise ImportError(f"data frames need pandas: {PIP}") from error
-        columns: dict[str, Any] = dict(self._columns)
+        columns: dict[str, Any] = dict(self)
         for name in TEXT & columns.keys():
             used, numbers = np.unique(columns[name], return_inverse=True)
             columns[name] = pandas.Categorical.from_codes(numbers, [self.strings[code] for code in used.tolist()])
@@ -182,18 +185,44 @@ class Table(Mapping[str, Array]):
 
     def text(self, column: str) -> list[str]:
         """Return a text column as a list of strings."""
-        return [self.strings[code] for code in self._columns[column].tolist()]
+        return [self.strings[code] for code in self[column].tolist()]
 
     def matching(self, column: str, pattern: Any) -> Array:
         """Return a mask of the rows in whose string in ``column`` the compiled ``pattern`` is found.
 
         Each string is searched once, and only its first 2,048 characters: some patterns take quadratic time.
         """
-        codes = self._columns[column]
+        codes = self[column]
         hits = np.bincount(codes, minlength=1) > 0
         for code in np.flatnonzero(hits).tolist():
             hits[code] = pattern.search(self.strings[code][:_SEARCHED]) is not None
         return hits[codes]
+
+
+class _Selection(Table):
+    """Rows of another table: each column is selected when it is first read, as most of the many never are."""
+
+    __slots__ = ("_rows", "_source", "_writeable")
+
+    def __init__(self, source: Table, rows: Array, *, writeable: bool = True) -> None:
+        super().__init__({}, source.strings)
+        self._source, self._rows, self._writeable = source, rows, writeable
+
+    def __getitem__(self, column: str) -> Array:
+        if column not in self._columns:
+            values = self._source[column][self._rows]
+            values.flags.writeable = self._writeable
+            self._columns[column] = values
+        return self._columns[column]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._source)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def read_only(self) -> Table:
+        return _Selection(self._source, self._rows, writeable=False)
 
 
 def table(kind: str, columns: Mapping[str, Array], strings: list[str]) -> Table:
