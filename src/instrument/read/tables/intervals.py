@@ -12,8 +12,10 @@ Intervals = tuple[Array, Array]
 
 def merge_overlaps(start_ns: Array, end_ns: Array) -> Intervals:
     """Merge intervals, which may overlap, be empty and come in any order, into disjoint ones."""
-    order = np.argsort(start_ns, kind="stable")
-    start, reach = start_ns[order], np.maximum.accumulate(end_ns[order])
+    if (start_ns[1:] < start_ns[:-1]).any():
+        order = np.argsort(start_ns, kind="stable")
+        start_ns, end_ns = start_ns[order], end_ns[order]
+    start, reach = start_ns, np.maximum.accumulate(end_ns)
     if not len(start):
         return start, reach
     first = np.concatenate(([True], start[1:] > reach[:-1]))
@@ -24,6 +26,8 @@ def merge_overlaps(start_ns: Array, end_ns: Array) -> Intervals:
 
 def union(one: Intervals, other: Intervals) -> Intervals:
     """Return the union of two sets of intervals."""
+    if not len(one[0]) or not len(other[0]):
+        return one if len(one[0]) else other
     return merge_overlaps(np.concatenate((one[0], other[0])), np.concatenate((one[1], other[1])))
 
 
@@ -40,6 +44,8 @@ def covered_ns(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
 def _before(intervals: Intervals, times_ns: Array) -> Array:
     """Return the total length before each time."""
     starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(times_ns), np.int64)
     total = np.concatenate(([0], np.cumsum(ends - starts)))
     row = np.searchsorted(starts, times_ns, "right")
     over = np.zeros(len(times_ns), np.int64)
@@ -55,6 +61,6 @@ def overlap_ns(one: Intervals, other: Intervals) -> int:
 
 def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """Return the parts of the intervals between two times."""
-    starts, ends = np.maximum(intervals[0], start_ns), np.minimum(intervals[1], end_ns)
-    some = ends > starts
-    return starts[some], ends[some]
+    first = np.searchsorted(intervals[1], start_ns, "right")
+    after = np.searchsorted(intervals[0], end_ns, "left") if end_ns > start_ns else first
+    return np.maximum(intervals[0][first:after], start_ns), np.minimum(intervals[1][first:after], end_ns)
