@@ -229,7 +229,8 @@ def _gpu(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[
     args = _read(_GpuArgs, [event.args for event in events])
     size = _column(args, "bytes")
     kind = np.full(len(events), _GPU.get(category, KERNEL), np.int32)
-    kind[[event.name == "dma_request" for event in events]] = MEMCPY  # MTIA's
+    if "dma_request" in strings:  # MTIA's
+        kind[[event.name == "dma_request" for event in events]] = MEMCPY
     columns = {
         "category": kind,
         "correlation": _correlation(args, events),
@@ -249,8 +250,10 @@ def _gpu(strings: Strings, category: str, events: Sequence[TraceEvent]) -> dict[
 
 
 def _volumes(args: Sequence[_GpuArgs], name: str, limit: int) -> Array:
-    sizes = [math.prod(getattr(item, name)) if getattr(item, name) else -1 for item in args]
-    return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)
+    numbers: Interner[tuple[int, ...]] = Interner()
+    rows = np.fromiter(map(numbers.__getitem__, map(attrgetter(name), args)), np.int64, len(args))
+    sizes = [math.prod(shape) if shape else -1 for shape in numbers]
+    return np.array([size if -1 <= size < limit else -1 for size in sizes], np.int64)[rows]
 
 
 def _memory(_: Strings, __: str, events: Sequence[TraceEvent]) -> dict[str, Array]:

@@ -155,6 +155,28 @@ _decode = msgspec.json.Decoder(list[TraceEvent]).decode
 _decode_exact = msgspec.json.Decoder(list[_ExactTimes]).decode
 
 
+class _Column:
+    """A column that grows in place: thousands of small arrays would take twice the memory once they are joined."""
+
+    def __init__(self) -> None:
+        self._values: Array = np.empty(0)
+        self._count = 0
+
+    def append(self, values: Array) -> None:
+        """Add values, all of one type."""
+        if not self._count:
+            self._values = np.empty(0, values.dtype)
+        begin, self._count = self._count, self._count + len(values)
+        if self._count > len(self._values):
+            self._values.resize(max(self._count, len(self._values) * 5 // 4), refcheck=False)
+        self._values[begin : self._count] = values
+
+    def values(self) -> Array:
+        """Return all values."""
+        self._values.resize(self._count, refcheck=False)
+        return self._values
+
+
 class Collector:
     """Collects events into columns.
 
@@ -185,7 +207,7 @@ class Collector:
         self._kinds: Interner[tuple[str, str]] = Interner()
         self._origins: Interner[tuple[Any, ...]] = Interner()  # phase, category, process and thread
         self._kind_and_thread = np.empty((0, 2), np.int32)  # of each
-        self._parts: dict[str, dict[str, list[Array]]] = defaultdict(lambda: defaultdict(list))
+        self._columns: dict[str, dict[str, _Column]] = defaultdict(lambda: defaultdict(_Column))
 
     def take(self, text: bytes | bytearray) -> int:
         """Take all events of a JSON array, or none, and return their number.
@@ -224,8 +246,8 @@ class Collector:
     def columns(self) -> Tables:
         """Return the columns of each table, and forget the events."""
         return {
-            table: {column: np.concatenate(parts.pop(column)) for column in list(parts)}
-            for table, parts in self._parts.items()
+            table: {name: columns.pop(name).values() for name in list(columns)}
+            for table, columns in self._columns.items()
         }
 
     def _origin(self, events: Sequence[TraceEvent]) -> tuple[Array, Array]:
@@ -264,17 +286,18 @@ class Collector:
     def _add(self, table: str, category: str, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         if events:
             for name, column in (part | READERS[table](self.strings, category, events)).items():
-                self._parts[table][name].append(column)
+                self._columns[table][name].append(column)
 
     def _count(self, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         """Add counters: each of their series gets a row."""
         rows, series, numbers = values([event.args for event in events])
-        table = self._parts["counters"]
-        for name, column in part.items():
-            table[name].append(column[rows])
         labels = [f"{events[row].name}: {word}" for row, word in zip(rows, series, strict=True)]
-        table["name"][-1] = np.array([self.strings[label] for label in labels], np.int32)
-        table["value"].append(np.array(numbers, np.float64))
+        counted = {name: column[rows] for name, column in part.items()} | {
+            "name": np.array([self.strings[label] for label in labels], np.int32),
+            "value": np.array(numbers, np.float64),
+        }
+        for name, column in counted.items():
+            self._columns["counters"][name].append(column)
 
     def _name(self, events: Sequence[TraceEvent]) -> None:
         named = [event for event in events if event.name == "thread_name"]

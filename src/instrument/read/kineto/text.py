@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -79,7 +80,16 @@ def read_blocks(
     parts = file_blocks(file, progress)
     first = next(parts, b"")
     parts = chain([first] * bool(first), parts)
-    yield from _unpacked(path, parts, lost) if first.startswith(GZIP) else parts
+    yield from _ahead(_unpacked(path, parts, lost)) if first.startswith(GZIP) else parts
+
+
+def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the blocks, and unpack the next one meanwhile: unpacking is a fifth of the time of reading."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, blocks, b"")
+        while block := coming.result():
+            coming = thread.submit(next, blocks, b"")
+            yield block
 
 
 def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
