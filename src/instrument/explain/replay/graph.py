@@ -12,7 +12,7 @@ import numpy as np
 from ...read.measures.launches import BlockedLaunches, find_blocked_launches
 from ...read.measures.synchronizations import Synchronization, columns_of, find_synchronizations
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
-from ...read.tables.lanes import group_rows
+from ...read.tables.lanes import distinct_values, group_rows
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
@@ -170,7 +170,7 @@ def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Inter
 def _edges(trace: Trace, thread: int) -> Array:
     """Return the times at which anything starts or ends on a thread."""
     tables = [table.where(table.thread == thread) for table in (trace.operators, trace.regions, trace.runtime)]
-    return np.unique(np.concatenate([times for table in tables for times in (table.start_ns, table.end_ns)]))
+    return distinct_values(np.concatenate([times for table in tables for times in (table.start_ns, table.end_ns)]))
 
 
 RETURN, UNBLOCKED, END, FORK, JOIN, START, LAUNCH, SYNC = range(8)
@@ -217,7 +217,7 @@ def cpu_points(
         handoffs: the hand-offs between threads.
     """
     runtime = trace.runtime
-    launches = np.unique(trace.gpu.launch[trace.gpu.launch >= 0])
+    launches = distinct_values(trace.gpu.launch[trace.gpu.launch >= 0])
     thread, began, took = columns_of(waits, "thread", "start_ns", "blocked_ns")
     parts = (
         (JOIN, handoffs.thread, handoffs.time_ns, None),
