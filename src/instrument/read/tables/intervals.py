@@ -63,4 +63,7 @@ def clip(intervals: Intervals, start_ns: int, end_ns: int) -> Intervals:
     """Return the parts of the intervals between two times."""
     first = np.searchsorted(intervals[1], start_ns, "right")
     after = np.searchsorted(intervals[0], end_ns, "left") if end_ns > start_ns else first
-    return np.maximum(intervals[0][first:after], start_ns), np.minimum(intervals[1][first:after], end_ns)
+    starts, ends = (times[first:after] for times in intervals)
+    if not len(starts) or (starts[0] >= start_ns and ends[-1] <= end_ns):
+        return starts, ends
+    return np.maximum(starts, start_ns), np.minimum(ends, end_ns)
