@@ -157,3 +157,17 @@ def test_versions() -> None:
     change = instrument.compare(*traces)
     assert change.notes == ("the versions of the CUDA runtime differ: 1 and 2",)
     assert change.verdict == "no change seen"
+
+
+def test_the_chosen_files(traces: tuple[Path, Path], tmp_path: Path) -> None:
+    """Of folders with several traces, the files that are compared are named."""
+    for number, path in enumerate(traces):
+        for rank in range(2):
+            out = tmp_path / str(number) / f"rank{rank}.json"
+            out.parent.mkdir(exist_ok=True)
+            out.write_bytes(path.read_bytes())
+    shown = command(tmp_path / "0", tmp_path / "1", "--rank", "1")
+    for number, name in enumerate(("before", "after")):
+        assert f"Compared, {name}: " in shown
+        assert f"{number}/rank1.json" in shown
+    assert "Compared" not in command(*traces)

@@ -21,9 +21,19 @@ def event(category: str, name: str, start_us: float, us: float, thread: int = 1)
 
 
 def program(
-    folder: Path, *, loader: float = 0, forward: float = 0, reduce: float = 0, python: float = 0, **about: Any
+    folder: Path,
+    *,
+    loader: float = 0,
+    forward: float = 0,
+    reduce: float = 0,
+    beside: float = 0,
+    python: float = 0,
+    **about: Any,
 ) -> instrument.Trace:
-    """Write and read five steps with these times in us; what the DataLoader runs has operators, too."""
+    """Write and read five steps with these times in us; what the DataLoader runs has operators, too.
+
+    A collective runs ``beside`` the end of the forward pass for 50 us, and then while nothing else runs.
+    """
     events, now = [], 1000.0
     for number in range(5):
         start = now
@@ -37,7 +47,9 @@ def program(
                 if category == "user_annotation":
                     events.append(event("cpu_op", "aten::mm", now, us))
                 now += us
-        now += python
+        if beside:
+            events.append(event("user_annotation", "gloo:all_reduce", now - 50, beside + 50, thread=2))
+        now += beside + python
         events.append(event("user_annotation", f"ProfilerStep#{number}", start, now - start))
     path = folder / "trace.json"
     path.write_text(json.dumps({"traceEvents": events, **about}))
@@ -54,6 +66,7 @@ def program(
         ),
         ({"loader": 100, "forward": 880}, "compute", "Operators on the CPU bound the step: they run for 88 %"),
         ({"reduce": 880, "forward": 100}, "communication", "Communication bounds the step"),
+        ({"forward": 100, "beside": 880}, "communication", "Communication bounds the step"),
         ({"forward": 120, "python": 880}, "overhead", "Python bounds the step: no operator runs for 88 %"),
         (
             {"loader": 310, "forward": 320, "reduce": 310, "python": 60},
@@ -69,7 +82,8 @@ def test_the_largest_part(tmp_path: Path, times: dict[str, float], bound: str | 
     assert found.verdict.startswith(text)
     assert ("the largest region is forward" in found.verdict) == text.startswith(("Operators", "Python", "No"))
     assert found.step_ns == sum(found.parts.values())
-    names = {"loader": "input", "forward": "compute", "reduce": "communication", "python": "overhead"}
+    names = {"loader": "input", "forward": "compute", "python": "overhead"}
+    names |= dict.fromkeys(("reduce", "beside"), "communication")
     expected = {names[name]: 1000 * us for name, us in ({"python": 20} | times).items()}
     assert dict.fromkeys(CPU_PARTS, 0) | expected == dict(found.parts)
 

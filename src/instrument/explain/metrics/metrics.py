@@ -297,7 +297,9 @@ def metrics(trace: Trace, collectives: Collectives = "auto") -> Metrics:
         ValueError: ``collectives`` is not a regular expression.
     """
     if not isinstance(trace, Trace):
-        raise TypeError(f'"trace" must be one Trace, such as traces[0] of a TraceSet: {trace!r:.200}')
+        raise TypeError(
+            f'"trace" must be one Trace, such as read_trace(path) or read_traces(folder)[0]: {trace!r:.200}'
+        )
     return metrics_of(trace, collectives, step_lengths(trace, collectives))
 
 

@@ -109,17 +109,23 @@ _COLLECTIVE = re.compile(r"^(?:c10d|gloo|mpi|ucc)[:_]")
 def cpu_parts(trace: Trace, window: tuple[int, int]) -> dict[str, int]:
     """Return the time of each of `CPU_PARTS` in a window of the trace, in ns.
 
-    What a DataLoader runs in the thread of the loop is input, and what runs inside a collective communication.
+    What a DataLoader runs in the thread of the loop is input, and what runs inside a collective communication. The
+    loop waits for a collective of another thread, as those of gloo, while it runs no operator.
     """
     main = main_thread(trace)
     operators = trace.operators.where((trace.operators.parent < 0) & (trace.operators.thread == main))
-    collectives = [each.where(each.thread == main) for each in named_ranges(trace, _COLLECTIVE)]
-    layers = {"input": input_ranges(trace), "communication": collectives, "compute": [operators]}
+    collectives = named_ranges(trace, _COLLECTIVE)
+    layers = (
+        ("input", input_ranges(trace)),
+        ("communication", [each.where(each.thread == main) for each in collectives]),
+        ("compute", [operators]),
+        ("communication", collectives),  # those of gloo run in threads of their own
+    )
     parts, covered, known_ns = dict.fromkeys(CPU_PARTS, 0), times_of([]), 0
-    for name, tables in layers.items():
+    for name, tables in layers:
         covered = union(covered, clip(times_of(tables), *window))
-        parts[name] = total_ns(covered) - known_ns
-        known_ns += parts[name]
+        parts[name] += total_ns(covered) - known_ns
+        known_ns = total_ns(covered)
     parts["overhead"] = window[1] - window[0] - known_ns
     return parts
 

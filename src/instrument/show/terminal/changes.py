@@ -20,6 +20,9 @@ def comparison_report(change: Comparison) -> Iterator[Block]:
     """Yield the verdict, the parts of the difference, and the findings that differ."""
     yield headline(change)
     yield from details(change)
+    for name, side in (("before", change.before), ("after", change.after)):
+        if side.source:
+            yield f"Compared, {name}: {side.source}."
     if change.delta_ns:
         yield from _parts(change)
     for name, findings in change.findings().items():
