@@ -17,6 +17,7 @@ from ...read.kineto.insert_events import (
     microseconds,
     taken_lanes,
 )
+from ...read.measures.synchronizations import columns_of
 from ...read.tables.intervals import Intervals, covered_ns
 from ...read.tables.lanes import group_rows
 from ...read.tables.nest import NestedRanges, rows_around
@@ -145,74 +146,72 @@ def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
     rows = np.flatnonzero(times[edges.source] + weight == times[edges.target])[::-1]
     binding = np.full(len(times), -1)
     binding[edges.target[rows]] = rows
+    source_of, edge_of, goes_on = edges.source.tolist(), binding.tolist(), (times > start_ns).tolist()
     path, node = [], last
-    while node and times[node] > start_ns:
-        path.append(int(binding[node]))
-        node = int(edges.source[path[-1]])
+    while node and goes_on[node]:
+        path.append(edge_of[node])
+        node = source_of[path[-1]]
     return path[::-1]
 
 
-class EdgeTime(NamedTuple):
-    """The time of an edge of the critical path in ns, by what it is.
+class EdgeTimes(NamedTuple):
+    """The times of the edges of a critical path in ns, by what they are; they add up.
 
     Attributes:
-        edge: the row of the edge.
         late_ns: the delay before GPU work.
         input_ns: the CPU's wait for a batch.
         held_up_ns: the CPU's work that it could have done while it was blocked.
         own_ns: all else.
     """
 
-    edge: int
-    late_ns: int
-    input_ns: int
-    held_up_ns: int
-    own_ns: int
+    late_ns: Array
+    input_ns: Array
+    held_up_ns: Array
+    own_ns: Array
 
 
-def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> Iterator[EdgeTime]:
-    """Yield the times of the edges of a critical path, which take these times.
+def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> EdgeTimes:
+    """Return the times of the edges of a critical path, which take these times.
 
     Work of the CPU after it waited for the GPU is held up by that wait, up to the time that it was blocked: for so
     long, it could have run ahead. What waits for a batch is input all the same.
     """
-    edges, lead = replayed.edges, 0
-    target, kind = edges.target[chain], edges.kind[chain]
-    on_gpu = graph.work[target] >= 0
-    late = np.where(on_gpu, np.clip(edges.delay_ns[chain], 0, np.maximum(took, 0)), 0)
-    waited = np.where(on_gpu, 0, np.minimum(graph.inside_ns(edges, chain, graph.batches), took))
-    blocked = {node: wait.blocked_ns for node, wait in zip(graph.return_nodes.tolist(), graph.waits, strict=True)}
-    columns = (column.tolist() for column in (chain, kind, target, on_gpu, took, late, waited))
-    for edge, on, node, is_work, ns, late_ns, input_ns in zip(*columns, strict=True):
-        held_up = 0
-        if on in (CALLED, RETURNED):
-            lead += blocked.get(node, 0)
-        elif not is_work:
-            held_up = min(lead, ns - input_ns)
-            lead -= held_up
-        yield EdgeTime(edge, late_ns, input_ns, held_up, ns - late_ns - input_ns - held_up)
+    target, kind = replayed.edges.target[chain], replayed.edges.kind[chain]
+    on_gpu, returns = graph.work[target] >= 0, np.isin(kind, (CALLED, RETURNED))
+    late = np.where(on_gpu, np.clip(replayed.edges.delay_ns[chain], 0, np.maximum(took, 0)), 0)
+    waited = np.where(on_gpu, 0, np.minimum(graph.inside_ns(replayed.edges, chain, graph.batches), took))
+    blocked = np.zeros(len(graph.recorded_ns), np.int64)
+    blocked[graph.return_nodes] = columns_of(graph.waits, "blocked_ns")[0]
+    work = np.where(on_gpu | returns, 0, took - waited)
+    # The lead grows by each wait, and work uses it up: it never falls below zero.
+    more = np.where(returns & ~on_gpu, blocked[target], 0) - work
+    lead = np.cumsum(more)
+    lead = lead - np.minimum(np.minimum.accumulate(lead), 0)
+    held_up = np.where(work != 0, np.concatenate(([0], lead[:-1])) - lead, 0)
+    return EdgeTimes(late, waited, held_up, took - late - waited - held_up)
 
 
 def _segments(graph: Graph, replayed: Replay, classes: Array, chain: list[int]) -> Iterator[Segment]:
     """Yield the parts of a critical path: delays, GPU work, returns, and the work of the CPU by region."""
     edges, gpu, regions = replayed.edges, graph.trace.gpu, graph.trace.regions
     cpu, rows = _CpuWork(graph, replayed.removed), np.array(chain, np.int64)
-    for time in edge_times(graph, replayed, rows, replayed.weight_ns[rows]):
-        kind, target = int(edges.kind[time.edge]), int(edges.target[time.edge])
+    times = edge_times(graph, replayed, rows, replayed.weight_ns[rows])
+    for edge, late, waited, held_up, ns in zip(chain, *(column.tolist() for column in times), strict=True):
+        kind, target = int(edges.kind[edge]), int(edges.target[edge])
         row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
         if row < 0 and kind in (CALLED, RETURNED):
-            yield from cpu.waited(int(graph.thread[target]), until - time.own_ns, time.own_ns)
+            yield from cpu.waited(int(graph.thread[target]), until - ns, ns)
         elif row < 0:
-            since, ended = int(edges.since_ns[time.edge]), int(edges.until_ns[time.edge])
-            yield from cpu.worked(int(graph.thread[target]), since, max(ended, since), time)
+            since, ended = int(edges.since_ns[edge]), int(edges.until_ns[edge])
+            yield from cpu.worked(int(graph.thread[target]), since, max(ended, since), (waited, held_up, ns))
         else:
             region, begun = region_path(regions, int(gpu.region[row])), until - int(gpu.duration_ns[row])
-            if time.late_ns:
+            if late:
                 what = "other" if kind == ANCHORED else "latency"
-                yield Segment(what, "", region, begun - time.late_ns, time.late_ns, -1, -1)
-            if time.own_ns:
+                yield Segment(what, "", region, begun - late, late, -1, -1)
+            if ns:
                 name = gpu.strings[gpu.short_name[row]]
-                yield Segment(str(classes[row]), name, region, begun, time.own_ns, -1, row)
+                yield Segment(str(classes[row]), name, region, begun, ns, -1, row)
 
 
 class _CpuWork:
@@ -237,16 +236,17 @@ class _CpuWork:
         (row,) = self.nested.innermost_at(np.array([since]), np.array([thread])).tolist()
         yield Segment("synchronization", "", region_path(self.regions, row), since, ns, thread, -1)
 
-    def worked(self, thread: int, since: int, until: int, time: EdgeTime) -> Iterator[Segment]:
-        """Yield the parts of the work between two times, which take as long in the replay as the edge."""
+    def worked(self, thread: int, since: int, until: int, times: tuple[int, int, int]) -> Iterator[Segment]:
+        """Yield the parts of the work between two times, which take these times of `EdgeTimes` in the replay."""
+        input_ns, left, own_ns = times
         own = self.cuts.get(thread, np.empty(0, np.int64))
         inside = own[np.searchsorted(own, since, "right") : np.searchsorted(own, until)]
         starts, ends = np.concatenate(([since], inside)), np.concatenate((inside, [until]))
         took = ends - starts - covered_ns(self.removed.get(thread, NO_TIMES), starts, ends)
         for_batch = covered_ns(self.batches.get(thread, NO_TIMES), starts, ends) > 0
-        took[for_batch] = _scaled(took[for_batch], time.input_ns)
-        took[~for_batch] = _scaled(took[~for_batch], time.held_up_ns + time.own_ns)
-        rows, left = self.nested.innermost_at(starts, np.full(len(starts), thread)).tolist(), time.held_up_ns
+        took[for_batch] = _scaled(took[for_batch], input_ns)
+        took[~for_batch] = _scaled(took[~for_batch], left + own_ns)
+        rows = self.nested.innermost_at(starts, np.full(len(starts), thread)).tolist()
         columns = (starts.tolist(), took.tolist(), for_batch.tolist(), rows)
         for start, ns, is_input, row in zip(*columns, strict=True):
             part = Segment("input", "", region_path(self.regions, row), start, ns, thread, -1)

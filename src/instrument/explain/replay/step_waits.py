@@ -119,12 +119,13 @@ def _parts(replayer: Replayer, replayed: Replay, chain: Array, total: int, step_
     early = np.diff(before, prepend=0)  # before the first step
     since[chain] = np.minimum(since[chain] + early, edges.until_ns[chain])
     replayed, took = replayed._replace(edges=edges._replace(since_ns=since)), took - early
-    names = np.where(graph.work >= 0, replayer.classes[graph.work], "overhead") if len(graph.trace.gpu) else None
-    for time in edge_times(graph, replayed, chain, took):
-        kind, target = edges.kind[time.edge], edges.target[time.edge]
-        parts["other" if kind == ANCHORED else "latency"] += time.late_ns
-        parts["input"] += time.input_ns
-        parts["synchronization"] += time.held_up_ns
-        waited = kind in (CALLED, RETURNED)
-        parts["synchronization" if waited else "overhead" if names is None else str(names[target])] += time.own_ns
+    late, waited, held_up, own = edge_times(graph, replayed, chain, took)
+    kind, row = edges.kind[chain], graph.work[edges.target[chain]]
+    parts["other"], parts["latency"] = int(late[kind == ANCHORED].sum()), int(late[kind != ANCHORED].sum())
+    parts["input"], parts["synchronization"] = int(waited.sum()), int(held_up.sum())
+    of_edge = np.full(len(chain), "overhead", object)
+    of_edge[np.isin(kind, (CALLED, RETURNED))] = "synchronization"
+    of_edge[row >= 0] = replayer.classes[row[row >= 0]]
+    for name in parts:
+        parts[name] += int(own[of_edge == name].sum())
     return {name: round(max(ns, 0) * step_ns / max(total, 1)) for name, ns in parts.items()}
