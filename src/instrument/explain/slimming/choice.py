@@ -318,7 +318,7 @@ def chosen_parts(trace: Trace, diagnosis: Diagnosis) -> dict[str, Part]:
         trace: the trace as it was read.
         diagnosis: its diagnosis, whose facts say where it looked.
     """
-    facts, rules = diagnosis.facts, {finding.rule for finding in diagnosis.findings}
+    facts, rules = diagnosis.facts, {finding.rule for finding in (*diagnosis.findings, *diagnosis.hidden)}
     if facts is None:
         raise ValueError("only a diagnosis from instrument.diagnose says where it looked")
     named = named_by_external(trace)

@@ -147,6 +147,7 @@ def _target(source: Path, out: str | os.PathLike[str] | None) -> Path:
 
 
 _ELSEWHERE = {"metrics", "findings", "path", "source", "left_out", "definitions", "version"}
+_REPLAYED = {"plan"}  # replays of several changes at once may differ by what threads without operators did
 _SITE = "site"  # its line is known where the source of the named file is
 _WORDS = {"rule", "severity", "confidence"}  # keys of a finding whose texts are no names of the trace
 
@@ -165,7 +166,7 @@ def differences(before: Diagnosis, after: Diagnosis, *, numbers_only: bool = Fal
     one, two = as_dict(before), as_dict(after)
     metrics = before.metrics, after.metrics
     pairs = {f"metric {name}": [(each[name], each.about(name)) for each in metrics] for name in metrics[0]}
-    pairs |= {name: [one[name], two[name]] for name in one if name not in _ELSEWHERE}
+    pairs |= {name: [one[name], two[name]] for name in one if name not in _ELSEWHERE | _REPLAYED}
     strip = _without_names if numbers_only else lambda value: value
     changed = [name for name, values in pairs.items() if _text(strip(values[0])) != _text(strip(values[1]))]
     texts = ([_text(strip(finding)) for finding in each["findings"]] for each in (one, two))

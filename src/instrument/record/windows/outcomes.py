@@ -223,9 +223,11 @@ class Outcomes:
                 worst_steps=self.worst_steps(),
             )
 
-    def report_lengths(self, lengths: RunLengths) -> None:
+    def report_lengths(self, lengths: RunLengths | None) -> None:
         """Write the lengths of all steps beside the manifest, and print where the time is, if one is recorded."""
-        if self._windows.phase or not (lengths.are_enough and any(map(self._has_begun, self.manifest.entries))):
+        if self._windows.phase or lengths is None or not lengths.are_enough:
+            return
+        if not any(map(self._has_begun, self.manifest.entries)):
             return
         self.manifest.note_run(self.rank, lengths=lengths.as_json())
         self.say("\n  ".join(lengths.sentences(self._driver.steps_hint)))

@@ -10,9 +10,11 @@ from heapq import merge
 from operator import sub
 from time import perf_counter_ns
 
+from ...base.guard import contained_events
 from ...base.interrupts import Suppressed
 from ...base.process_id import start_time
 from ...base.run_lengths import SLOW, RunLengths
+from .timing import TIMING
 
 BLOCK = 1024
 """The number of steps after which their lengths are added up, a power of two."""
@@ -22,8 +24,11 @@ _FEW = 16  # a block with fewer steps takes the median of the one before
 _KEPT = 256  # slow steps
 
 
+@contained_events(TIMING)
 class RunTimes:
     """The lengths of the steps from `begin` to `lengths`; the profile reports what happens between them.
+
+    A method that fails returns None, and the program goes on.
 
     Attributes:
         end_step: called with the time at which a step ends. It is a method of a list, which costs least; `fold`

@@ -438,8 +438,10 @@ class WindowRecorder:
         number, self._untimed_number = self._untimed_number, None
         if number is None:
             return
-        lengths = {"lengths": self._run_times.lengths(step).as_json()}
-        self._sender.add_timing(number, self._times.timing(step) | lengths)
+        timing, lengths = self._times.timing(step), self._run_times.lengths(step)
+        if timing and lengths:
+            timing["lengths"] = lengths.as_json()
+        self._sender.add_timing(number, timing)
         if self._schedule.is_last(self._last_finished_index) and not self._continued_index:
             self._outcomes.report()
             self._sender.close()
