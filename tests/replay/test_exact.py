@@ -341,6 +341,19 @@ def test_a_gpu_that_lags_behind() -> None:
     assert 20 * 42 * US <= predicted[-1] <= predicted[-2] < 20 * 42 * US + 60 * US / 3
 
 
+def test_overlapped_communication_is_in_order() -> None:
+    """Communication that no other work waits for takes its turn, also on the stream of compute."""
+
+    def communicating(machine: Machine, without: bool) -> None:
+        for _ in range(3):
+            machine.launch(50 * US)
+            machine.launch(400 * US, stream=9 if without else 7, name=NCCL)
+
+    case = Case(communicating, OVERLAP)
+    true_ns = sum(run(case, changed=True).lengths) / 5
+    assert predicted(case).step_ns == pytest.approx(true_ns, rel=0.02)
+
+
 def test_too_many_threads(tmp_path: Path) -> None:
     """A trace of more threads than are compared has no prediction."""
     events = []

@@ -167,9 +167,9 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     if change.overlapped is None or not len(change.overlapped):
         weight[~kept] = NEVER
         return replay(graph, edges, weight, removed)
-    source = _overlap_work(graph, change.overlapped, kept)
-    without = Edges(*(column[kept] for column in edges._replace(source=source)))
-    return replay(graph, without, weight[kept], removed)
+    rows, source = _overlap_work(graph, change.overlapped, kept)
+    overlapping = Edges(*(column[rows] for column in edges))._replace(source=source)
+    return replay(graph, overlapping, weight[rows], removed)
 
 
 def _with_threads_in_its_place(graph: Graph, cpu: Mapping[int, Intervals]) -> dict[int, Intervals]:
@@ -225,22 +225,37 @@ def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> Non
     kept[gone & ((edges.kind == LAUNCHED) | (edges.kind == EVENT))] = False
 
 
-def _overlap_work(graph: Graph, overlapped: Array, kept: Array) -> Array:
-    """Let no other work wait for this work, neither on its own stream nor on another; return the new sources."""
-    edges = graph.edges
-    source: Array = edges.source.copy()
-    before = np.full(len(overlapped), -1)
-    for _, rows in group_rows(graph.order.stream):
-        last = np.maximum.accumulate(np.where(overlapped[rows], -1, np.arange(len(rows))))[:-1]
-        before[rows[1:]] = np.where(last >= 0, rows[last], -1)
+def _overlap_work(graph: Graph, overlapped: Array, kept: Array) -> tuple[Array, Array]:
+    """Let no other work wait for this work, neither on its own stream nor on another.
+
+    Returns:
+        The rows of the edges that are left, in order, and their sources. Where this work waits for other work on
+        its stream, a row is there twice: it also waits for the last of this work before it.
+    """
+    edges, source = graph.edges, graph.edges.source.copy()
+    others, same = (_before_on_stream(graph, among) for among in (~overlapped, overlapped))
     row, awaited = graph.work[edges.target], graph.work[edges.source]
-    waits = (row >= 0) & (awaited >= 0) & ~overlapped[row] & overlapped[awaited]
-    kept[waits & (edges.kind == EVENT)] = False
-    on_stream = np.flatnonzero(waits & (edges.kind == STREAM))
-    earlier = before[row[on_stream]]
-    kept[on_stream[earlier < 0]] = False
-    source[on_stream] = np.where(earlier >= 0, graph.work_nodes[earlier], source[on_stream])
-    return source
+    waits = (row >= 0) & (awaited >= 0)
+    freed = waits & ~overlapped[row] & overlapped[awaited]
+    on_stream = freed & (edges.kind == STREAM)
+    source[on_stream] = graph.work_nodes[others[row[on_stream]]]
+    kept &= ~freed | (on_stream & (others[row] >= 0))
+    twice = np.flatnonzero(
+        kept & waits & (edges.kind == STREAM) & overlapped[row] & ~overlapped[awaited] & (same[row] >= 0)
+    )
+    rows = np.concatenate((np.flatnonzero(kept), twice))
+    sources = np.concatenate((source[kept], graph.work_nodes[same[row[twice]]]))
+    order = np.argsort(rows, kind="stable")
+    return rows[order], sources[order]
+
+
+def _before_on_stream(graph: Graph, among: Array) -> Array:
+    """Return for each row of GPU work the last one before it on its stream that is in a mask, or -1."""
+    before = np.full(len(among), -1)
+    for _, rows in group_rows(graph.order.stream):
+        last = np.maximum.accumulate(np.where(among[rows], np.arange(len(rows)), -1))[:-1]
+        before[rows[1:]] = np.where(last >= 0, rows[last], -1)
+    return before
 
 
 _MAX_ERROR = 0.05  # of a step, in the replay of the unchanged trace
