@@ -354,6 +354,23 @@ def test_overlapped_communication_is_in_order() -> None:
     assert predicted(case).step_ns == pytest.approx(true_ns, rel=0.02)
 
 
+@pytest.mark.parametrize(("name", "part"), [("Adam", 7 / 19), ("SGD", 5 / 8), ("Lion", 1 / 2)])
+def test_a_fused_optimizer(name: str, part: float) -> None:
+    """One kernel for all parameters takes a part of the time of those for single ones, and has no gaps."""
+
+    def training(machine: Machine, fused: bool) -> None:
+        machine.launch(500 * US)
+        with machine.region(f"Optimizer.step#{name}.step"):
+            if fused:
+                machine.launch(round(380 * 10 * US * part))
+            else:
+                small_kernels(machine, 380, ns=10 * US, cpu=1 * US)
+        machine.synchronize()
+
+    case = Case(training, {"fuse": "optimizer"})
+    assert predicted(case).step_ns == pytest.approx(sum(run(case, changed=True).lengths) / 5, rel=0.1)
+
+
 def test_too_many_threads(tmp_path: Path) -> None:
     """A trace of more threads than are compared has no prediction."""
     events = []

@@ -301,7 +301,8 @@ def _with_workers(replayer: Replayer, number: int, times: bool) -> tuple[str, Ch
 _MULTIPLE = re.compile("MultiProcess")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
-_FUSED_BYTES = 0.5
+_FUSED_BYTES = ((re.compile("Adam"), 7 / 19), (re.compile("SGD"), 5 / 8))
+_FUSED_BYTES_OF_OTHERS = 1 / 2
 
 
 def optimizer_ranges(trace: Trace) -> tuple[Table, str, Array] | None:
@@ -327,16 +328,24 @@ def is_fused(work: Table) -> Array:
 def fused_optimizer(graph: Graph) -> Change:
     """Return the change in which one kernel updates all parameters.
 
-    The CPU then spends no time in the optimizer, and the GPU half of that of its kernels for single parameters:
-    those of Adam read and write 19 tensors as large as a parameter, a fused one 7; of SGD with momentum, 8 and 5.
+    The CPU then spends no time in the optimizer, and of the kernels for single parameters only a part is left, by
+    the tensors as large as a parameter that are read and written: those of Adam 19, a fused one 7; of SGD with
+    momentum, 8 and 5. Of other optimizers, half is left.
     """
     found = optimizer_ranges(graph.trace)
     if found is None:
         raise ValueError("the trace has no range of an optimizer")
     table, link, rows = found
     gpu = graph.trace.gpu
-    single = launched_inside(table, rows, gpu[link]) & ~is_fused(gpu)
-    return without_events(table.where(rows)) | Change(saved=single * (1 - _FUSED_BYTES))
+    part = np.full(len(gpu), _FUSED_BYTES_OF_OTHERS)
+    for name, left in _FUSED_BYTES:
+        own = rows[table.where(rows).matching("name", name)]
+        part[launched_inside(table, own, gpu[link])] = left
+    single = np.flatnonzero(launched_inside(table, rows, gpu[link]) & ~is_fused(gpu))
+    left_so_far = np.floor(np.cumsum(part[single]))
+    saved = np.zeros(len(gpu))
+    saved[single[np.diff(left_so_far, prepend=0) < 1]] = 1.0
+    return without_events(table.where(rows)) | Change(saved=saved)
 
 
 def _without_region(graph: Graph, name: str) -> Change:
