@@ -1,0 +1,36 @@
+"""Predictions, bounds and plans for programs that are slow for a known reason, against the changed programs."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import pytest
+
+from tests import simgpu
+from tests.simgpu.experiments import PROGRAMS, Program, repeated
+from tests.support.simulated_gpu import skip_if_cpus_are_busy
+
+pytestmark = [
+    pytest.mark.gpu_sim,
+    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_the_changed_program(program: Program) -> None:
+    """Predictions are within 15 %, the plan within 10 %, and the bound is what a step wins most without."""
+    found = repeated(program)
+    assert found.rows
+    if found.faults():
+        skip_if_cpus_are_busy()
+    assert found.faults() == []
+
+
+def test_the_median_error() -> None:
+    """Half of all predictions are within 5 %, and few abstain."""
+    rows = [row for program in PROGRAMS for row in repeated(program).rows]
+    errors = [abs(row.error) for row in rows if row.predicted_ns is not None]
+    assert len(errors) > 0.9 * len(rows)
+    if median(errors) > 0.05:
+        skip_if_cpus_are_busy()
+    assert median(errors) <= 0.05
