@@ -7,13 +7,13 @@ PUBLIC := build/public-scripts/venv
 GPU_SIM := .venv-cuda
 ON_GPU_SIM = shared=$$(mktemp); trap "rm -f $$shared*" EXIT; export SIMGPU=1 SIMGPU_SHARED=$$shared;
 GPU_SIM_PYTEST := $(GPU_SIM)/bin/python -m pytest -m "gpu or gpu_sim" --timeout 300 --tb short
-TIMED := tests/replay/test_gpu_replay.py tests/syncs/test_gpu_syncs.py
+TIMED := tests/replay/test_gpu_replay.py tests/syncs/test_gpu_syncs.py tests/simgpu/test_experiments.py
 
 export DS_BUILD_OPS := 0 # DeepSpeed as Python alone: its kernels are compiled where they are used
 unexport PYTHONDONTWRITEBYTECODE # tests start hundreds of interpreters: without bytecode, each compiles the library
 
 .PHONY: demo test test-fast gpu-sim gpu-sim-frameworks gpu-sim-environment floors matrix fuzz check bench docs pictures gpu-check
-.PHONY: public-scripts traces format clean
+.PHONY: experiments public-scripts traces format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/transformer_annotated.py
@@ -39,6 +39,11 @@ else
 		$(GPU_SIM_PYTEST) --numprocesses 2 --dist loadfile --max-worker-restart 0 $(addprefix --ignore=,$(TIMED)) || code=$$?; \
 		exit $$code
 endif
+
+# Predictions against programs that are really changed, in four minutes on a quiet machine; gpu-sim runs a sample.
+experiments: gpu-sim-environment
+	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
+	$(ON_GPU_SIM) $(GPU_SIM)/bin/python -m pytest -m experiment --timeout 600 --tb short tests/simgpu/test_experiments.py
 
 # Frameworks on it, in five minutes and 400 MB more.
 gpu-sim-frameworks: gpu-sim-environment

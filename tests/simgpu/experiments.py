@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
@@ -229,7 +230,7 @@ class Loop:
             torch.cuda.current_stream().wait_stream(self.side)
 
     def layer(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = Host.apply(x, self.program) @ weight
+        x = Host.apply(x, self.program) @ weight  # type: ignore[no-untyped-call]  # torch's
         if not self.program.side:
             return x.tanh()
         self.side.wait_stream(torch.cuda.current_stream())
@@ -240,7 +241,8 @@ class Loop:
     def reduce(self, weight: torch.Tensor) -> None:
         """All-reduce a gradient; one rank alone would only copy, if nothing were multiplied."""
         assert weight.grad is not None
-        work = dist.all_reduce(weight.grad[0], op=dist._make_nccl_premul_sum(0.5), async_op=self.program.overlap)
+        half = _distributed_c10d._make_nccl_premul_sum(0.5)
+        work = dist.all_reduce(weight.grad[0], op=half, async_op=self.program.overlap)
         self.reduced += [work] if work else []
 
     def step(self, batch: torch.Tensor) -> None:
@@ -290,7 +292,7 @@ def communicating(program: Program) -> Iterator[None]:
     if not program.reduce_us:
         yield
         return
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl", store=_distributed_c10d.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:
@@ -367,7 +369,7 @@ def experiment(program: Program, folder: Path, fastest: dict[Program, tuple[int,
 
     before_ns = measured_ns(program)
     diagnosis = instrument.diagnose(fastest[program][1])
-    rows, plan, planned = [], [], program
+    rows, plan, planned = list[Row](), list[Row](), program
     for change in CHANGES:
         if after := changed(program, change):
             guess = diagnosis.what_if(**asdict(Request.from_words(change)))

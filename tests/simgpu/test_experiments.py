@@ -10,13 +10,21 @@ from tests import simgpu
 from tests.simgpu.experiments import PROGRAMS, Program, repeated
 from tests.support.simulated_gpu import skip_if_cpus_are_busy
 
-pytestmark = [
-    pytest.mark.gpu_sim,
-    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make gpu-sim"),
-]
+pytestmark = pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make experiments")
+SAMPLE = ("matmuls", "copies", "all-reduce in parts", "graph")  # whose steps the GPU bounds, and not the CPU
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(
+            each,
+            id=each.name,
+            marks=[pytest.mark.experiment, *([pytest.mark.gpu_sim] if each.name in SAMPLE else [])],
+        )
+        for each in PROGRAMS
+    ],
+)
 def test_the_changed_program(program: Program) -> None:
     """Predictions are within 15 %, the plan within 10 %, and the bound is what a step wins most without."""
     found = repeated(program)
@@ -26,6 +34,7 @@ def test_the_changed_program(program: Program) -> None:
     assert found.faults() == []
 
 
+@pytest.mark.experiment
 def test_the_median_error() -> None:
     """Half of all predictions are within 5 %, and few abstain."""
     rows = [row for program in PROGRAMS for row in repeated(program).rows]
