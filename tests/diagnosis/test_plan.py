@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from hypothesis import given, settings
 from typer.testing import CliRunner
 
 import instrument
+from instrument.base.findings import Finding
 from instrument.explain.diagnosis.diagnose import diagnose
 from instrument.explain.diagnosis.diagnosis import Diagnosis
 from instrument.explain.replay.requests import Request
+from instrument.explain.rules.rule import RULES, Rule
+from instrument.explain.rules.trace_facts import TraceFacts
 from instrument.start.cli import app
 from tests.replay.machine import Machine
 from tests.replay.test_step_waits import LOADER, WITH_STEPS, Action, actions, record
@@ -130,3 +134,32 @@ def test_more_workers() -> None:
     assert steps[2] == pytest.approx(10 * MS, rel=0.01)
     assert steps[4] == pytest.approx(5 * MS, rel=0.01)
     assert steps[64] == found.what_if(without="dataloader").step_ns
+
+
+@pytest.mark.usefixtures("lenient")
+def test_a_rule_that_the_plan_cannot_apply() -> None:
+    """A finding of changed thresholds, or of a rule that fails after it, is no row of the plan."""
+    path = shared(RESNET)
+    usual = diagnose(path)
+    (copies,) = [each for each in usual.findings if each.rule == "exposed-copies"]
+    share = (copies.win_ns or 0) / usual.step_ns
+    assert "--fix exposed-copies" in usual.plan().words
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "exposed-copies", replace(RULES["exposed-copies"], share=2 * share))
+        found = diagnose(path, thresholds={"exposed-copies": {"share": share / 2}})
+        assert "exposed-copies" in {each.rule for each in found.findings}
+        assert "exposed-copies" not in found.plan().words
+        with pytest.raises(ValueError, match="the rule 'exposed-copies' finds nothing that a replay can remove"):
+            found.what_if(fix="exposed-copies")
+
+    def failing(facts: TraceFacts) -> Iterator[Finding]:
+        yield facts.finding("Kernels take time", win_ns=facts.gpu_win(facts.kernel_rows))
+        raise RuntimeError("injected")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RULES, "failing", Rule("failing", failing))
+        found = diagnose(path)
+        assert ("failing", "--fix failing") in {(each.rule, each.change) for each in found.findings}
+        assert "failing" not in found.plan().words
+        with pytest.raises(ValueError, match="the rule 'failing' failed: RuntimeError"):
+            found.what_if(fix="failing")

@@ -103,7 +103,10 @@ def plan_of(facts: TraceFacts, findings: Iterable[Finding]) -> Plan:
     recorded_ns = mean_ns(replayer.recorded_ns)
     texts, left = dict[str, str](), dict[str, Change]()
     for words in dict.fromkeys((*_words(findings, _WORTH * recorded_ns), _CHEAPER_CPU)):
-        changes = [*Request.from_words(words).changes(replayer, partial(fix_of, facts))]
+        try:
+            changes = [*Request.from_words(words).changes(replayer, partial(fix_of, facts))]
+        except ValueError:  # the rule found it with other thresholds only, or before it failed
+            continue
         texts[words], left[words] = ", ".join(text for text, _ in changes), joined(change for _, change in changes)
     made, step_ns, rows = Change(), recorded_ns, list[PlanRow]()
     while left and len(rows) < _ROWS:

@@ -196,10 +196,10 @@ def apply_rules(
 
 
 def fix_of(facts: TraceFacts, name: str) -> Change:
-    """Return the removal of all that a rule finds, hidden or not.
+    """Return the removal of all that a rule finds with its own thresholds, hidden or not.
 
     Raises:
-        ValueError: there is no such rule, or no replay can show what it finds.
+        ValueError: there is no such rule, it fails, or no replay can show what it finds.
     """
     if name not in RULES:
         raise ValueError(f'"fix" must hold names of rules, which docs/rules.md lists: {name!r:.200}')
@@ -207,6 +207,8 @@ def fix_of(facts: TraceFacts, name: str) -> Change:
         wins = [facts.win_of(finding) for finding, _ in RULES[name].findings(facts, {})]
     except MissingEvidenceError as reason:
         raise ValueError(f"the rule {name!r} abstains: {reason}") from None
+    except (Exception, SystemExit) as error:
+        raise ValueError(f"the rule {name!r} failed: {error!r}") from error
     changes = [win.change() for win in wins if win is not None]
     if not changes:
         raise ValueError(f"the rule {name!r} finds nothing that a replay can remove")
