@@ -22,11 +22,12 @@ def epochs(
     *,
     kind: str = "MultiProcessing",
     wait_ms: float = 0.1,
+    end_ms: float = 0.1,
     later: bool = True,
     steps: range = range(24),
     timing: Timing | None = None,
 ) -> TraceFacts:
-    """Return epochs of 6 steps of 25 ms, each of which waits ``first_ms`` for its first batch.
+    """Return epochs of 6 steps of 25 ms, which wait ``first_ms`` for their first batches and end in ``end_ms``.
 
     Without ``later``, only the first epoch does.
     """
@@ -34,8 +35,8 @@ def epochs(
     for step in steps:
         begin = now
         if step and step % 6 == 0:  # the call that returns no batch
-            loop.region(name, now, now + 100)
-            now += 200
+            loop.region(name, now, now + 1_000 * end_ms)
+            now += 1_000 * end_ms + 100
         waited = 1_000 * (first_ms if step % 6 == 0 and (later or not step) else wait_ms)
         loop.region(name, now, now + waited).operator("aten::mm", now + waited + 10, now + waited + 25_000)
         now += waited + 25_010
@@ -56,6 +57,14 @@ def test_workers_that_start_anew() -> None:
     assert finding.fix is not None
     assert "persistent_workers=True" in (finding.fix.after or "")
     assert [] == found("input-wait", facts)
+
+
+def test_workers_that_also_end_slowly() -> None:
+    """Workers that stay save the end of those before as well; a loop counts once."""
+    facts = epochs(300, end_ms=200)
+    (finding,) = found("restarted-workers", facts)
+    assert "comes 500 ms late, 3 times in 24 steps" in finding.title
+    assert facts.per_step(3 * 500 * MS) == finding.win_ns
 
 
 @pytest.mark.parametrize(

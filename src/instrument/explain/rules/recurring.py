@@ -75,14 +75,17 @@ def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
         times = merge_overlaps(late.start_ns, late.end_ns)
         gaps = times if facts.unknown_gpu else (facts.idle.start_ns, facts.idle.end_ns)
         won_ns = overlap_ns(gaps, clip(times, *facts.recorded))
-        each_ns = float(np.median(late.duration_ns))
+        # Where the workers of the loop before end slowly, their last call is late, too.
+        step = StepIndex(facts.trace).rows_at(late.start_ns, late.thread)
+        loops = np.bincount(step, late.duration_ns)[np.unique(step)]
+        each_ns = float(np.median(loops))
         usual_ns = float(np.median(np.concatenate([each.duration_ns for each in usual]))) if usual else 0.0
         yield facts.finding(
             f"The first batch of a loop over a DataLoader comes {duration(each_ns)} late, "
-            f"{counted(len(late), 'time')} in {counted(facts.steps, 'step')}",
+            f"{counted(len(loops), 'time')} in {counted(facts.steps, 'step')}",
             Evidence("first_ns", each_ns, "ns", "Median wait for the first batch of a loop."),
             Evidence("usual_ns", usual_ns, "ns", "Median wait for a batch."),
-            Evidence("loops", len(late), "events", "Loops in the window whose first batch comes late."),
+            Evidence("loops", len(loops), "events", "Loops in the window whose first batch comes late."),
             win_ns=Win(facts.per_step(won_ns), partial(without_events, late)),
             fix=Fix(
                 "Keep the worker processes: without persistent_workers a DataLoader starts them anew in each loop "
