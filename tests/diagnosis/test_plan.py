@@ -117,7 +117,7 @@ def test_what_is_hidden() -> None:
     assert (hidden.rule, hidden.change) == ("fp32-matmuls", "--fix fp32-matmuls")
     assert hidden.hidden_ns is not None and hidden.win_ns is not None
     assert hidden.hidden_ns > 50 * MS > hidden.win_ns
-    assert "Hidden behind overhead, with nothing to win before that is mended:" in str(before)
+    assert "Hidden behind overhead, with nothing to win until that is fixed:" in str(before)
     change = instrument.compare(before, after)
     assert [each.rule for each in change.became_visible] == ["fp32-matmuls"]
     assert "fp32-matmuls" not in {each.rule for each in change.new}
@@ -138,7 +138,7 @@ def test_more_workers() -> None:
 
 @pytest.mark.usefixtures("lenient")
 def test_a_rule_that_the_plan_cannot_apply() -> None:
-    """A finding of changed thresholds, or of a rule that fails after it, is no row of the plan."""
+    """The plan leaves out a finding that needs changed thresholds, or whose rule fails afterwards."""
     path = shared(RESNET)
     usual = diagnose(path)
     (copies,) = [each for each in usual.findings if each.rule == "exposed-copies"]

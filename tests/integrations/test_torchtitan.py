@@ -243,7 +243,8 @@ def test_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`install` follows torchtitan's Trainer for the environment's loop, and has no effect without one."""
     attach_one, found = torchtitan.TorchtitanAdapter.attach, list[Adapter]()
     monkeypatch.setattr(torchtitan.TorchtitanAdapter, "attach", lambda adapter: found.append(attach_one(adapter)))
-    monkeypatch.setitem(sys.modules, "torchtitan.trainer", SimpleNamespace(Trainer=Trainer))  # type: ignore[arg-type]
+    module: Any = SimpleNamespace(Trainer=Trainer)
+    monkeypatch.setitem(sys.modules, "torchtitan.trainer", module)
     for loop in (None, Loop(tmp_path, at=1)):
         monkeypatch.setattr(adapters, "loop_from_environment", lambda loop=loop: loop)
         torchtitan.install.cache_clear()

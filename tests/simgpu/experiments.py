@@ -230,7 +230,7 @@ class Loop:
             torch.cuda.current_stream().wait_stream(self.side)
 
     def layer(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        x = Host.apply(x, self.program) @ weight  # type: ignore[no-untyped-call]  # torch's
+        x = Host.apply(x, self.program) @ weight  # type: ignore[no-untyped-call]  # torch declares no types for it
         if not self.program.side:
             return x.tanh()
         self.side.wait_stream(torch.cuda.current_stream())
@@ -324,7 +324,7 @@ class Experiment:
         program: the program.
         bound: the bound that the diagnosis names.
         rows: each change that applies.
-        plan: the first two rows of the plan, up to one that is no change of `CHANGES`.
+        plan: the first two rows of the plan, or fewer if the change of a row is not in `CHANGES`.
         gains: for each class of work, by how much a step is shorter without it, as a share of the step.
         attempts: how many times it was made.
     """

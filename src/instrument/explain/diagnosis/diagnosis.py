@@ -294,7 +294,7 @@ class Diagnosis(Page):
         """Return what to change first, and what each change wins after those before it."""
         return self._plan
 
-    @cached_property
+    @cached_property  # text, JSON and page each ask for it
     def _plan(self) -> Plan:
         return plan_of(self._replayed_facts(), (*self.findings, *self.hidden))
 
@@ -456,7 +456,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     ``hidden`` holds findings that win nothing now because something else takes longer. ``plan`` (null without a
     trace) has ``rows``: the changes in the order in which to make them, each with ``change``, ``text``,
     ``before_ns``, ``step_ns``, and ``bound`` of the step then; ``recorded_ns``, ``self_error`` of the replay,
-    ``abstained`` (null, or why there is no plan), and ``whatif``: all changes as one command takes them.
+    ``abstained`` (null, or why there is no plan), and ``whatif`` (all changes, as options of one command).
     """
     return {
         "version": VERSION,

@@ -49,7 +49,7 @@ class Plan:
         rows: the changes; at most six, each of which wins 1 % of the recorded step.
         recorded_ns: the recorded length of a step.
         self_error: the error of the replay without a change, as in `WhatIf`; None if nothing can be replayed.
-        abstained: why there is no plan; None if there is one.
+        abstained: the reason why no plan could be made; None if one was made.
     """
 
     rows: tuple[PlanRow, ...] = ()

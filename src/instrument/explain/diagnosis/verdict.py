@@ -20,7 +20,7 @@ from ..metrics.operator_work import tile_of
 from ..metrics.roofline import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
 from ..metrics.tables import one_of
-from ..replay.step_waits import StepWaits, step_waits
+from ..replay.step_waits import CLOSE, StepWaits, step_waits
 from ..rules.trace_facts import TraceFacts
 from .chosen_trace import FORMAT
 from .longest import outermost_regions
@@ -71,7 +71,6 @@ _COMPUTE, _MEMORY = ("gemm", "convolution", "attention"), (
 )  # fmt: skip
 _THIN = 16  # rows of a tile: a matmul with so few rows spends its time reading its other factor
 _LEAST = 1 / 3  # of the step: a smaller part does not bound it
-_CLOSE = 0.05  # of the step: a second part this close to the first is named as well
 _UNEVEN, _LISTED_GPUS = 0.2, 8  # of the window; the GPUs of a process that are named
 _COVERAGE = 0.5  # of the kernels' time: with less known, compute and memory are not distinguished
 
@@ -289,7 +288,7 @@ def _sentence(
     second = order[1]
     share = 100 * classes[bound] / window
     text = f"Bound by {bound}, by how busy the GPU is: for {share:.0f} % of {what}, the GPU {said[bound]}"
-    if classes[bound] - classes[second] < _CLOSE * window:
+    if classes[bound] - classes[second] < CLOSE * window:
         text += f"; for {100 * classes[second] / window:.0f} % it {said[second]}"
     return text + "."
 

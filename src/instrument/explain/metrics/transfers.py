@@ -106,7 +106,8 @@ def exchange_of(ranks: Mapping[int, RankContent]) -> Exchange:
 def _until_received(own: Transfers, ended: Array) -> Transfers:
     """Return the transfers, in which a rank without a GPU waits in a send only until the tensor has arrived.
 
-    gloo ends a send when the rank asks for its end: what the rank did since its last operator is no wait.
+    gloo marks a send as finished only when the rank asks for the result: the rank's work since its last operator
+    does not count as waiting.
 
     Args:
         own: the transfers of a rank.

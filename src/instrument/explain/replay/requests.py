@@ -361,8 +361,7 @@ def _region(graph: Graph, name: str) -> tuple[Table, Array]:
         names = [regions.strings[code] for code in np.unique(regions.name).tolist()]
         close = get_close_matches(name, names, 3, 0.5)
         raise ValueError(f"no region {name!r}" + (f"; close names are: {', '.join(close)}" if close else ""))
-    inside = np.append(inside_rows(rows, regions.parent), False)
-    return regions.where(rows), inside[gpu.region]
+    return regions.where(rows), launched_inside(regions, rows, gpu.region)
 
 
 def _faster(graph: Graph, pattern: str, factor: float) -> Change:

@@ -25,7 +25,7 @@ class StepWaits(NamedTuple):
     Attributes:
         parts: the time of each of `CLASSES` on the critical path, per step in ns.
         wins: how much shorter a step is in a replay in which a class costs nothing, in ns.
-        work: what "overhead" is: the time of each of `WORK` in ns, which add up to it.
+        work: what "overhead" is: the time of each of `WORK` in ns, which add up to it; empty after a change.
     """
 
     parts: Mapping[str, int]
@@ -61,20 +61,21 @@ CLOSE = 0.05
 
 def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
     """Return what the steps of a trace wait for, as recorded or after a change; its replayer must not abstain."""
-    if not after:
-        after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
-    else:
+    if after:
         replayed, step_ns = replay_changed(replayer.graph, after), replayer.step_ns(after)
+    else:
+        after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
     chain, total, _ = longest_chain(replayer.graph, replayed)
     rows = np.array(chain, np.int64)
     parts = _parts(replayer, replayed, rows, total, step_ns)
+    work = {} if after else _work(replayer, rows, parts["overhead"])
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
         name: step_ns - replayer.step_ns(after | change) if parts[name] else 0  # off the path, nothing is won
         for name, change in changes.items()
     }
     by_win = dict(sorted(wins.items(), key=lambda item: -item[1]))
-    return StepWaits(parts, by_win, _work(replayer, replayed, rows, parts["overhead"]))
+    return StepWaits(parts, by_win, work)
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:
@@ -89,21 +90,21 @@ def removals(replayer: Replayer) -> dict[str, Change]:
     }
 
 
-def _work(replayer: Replayer, replayed: Replay, chain: Array, overhead_ns: int) -> dict[str, int]:
-    """Return what the CPU does on the critical path, in the shares of the recording."""
+def _work(replayer: Replayer, chain: Array, overhead_ns: int) -> dict[str, int]:
+    """Return what the CPU does on the critical path of the recorded steps."""
     graph, trace, done = replayer.graph, replayer.trace, dict[int, Intervals]()
     optimizers = optimizer_ranges(trace)
     layers = work_of_cpu(trace) | {
         "optimizer": [optimizers[0].where(optimizers[2])] if optimizers else [],
         "operators": [trace.operators, trace.runtime],
     }
-    worked = chain[np.isin(replayed.edges.kind[chain], (ON_CPU, HANDED_OFF))]
-    spent = replayed.edges.until_ns[worked] - replayed.edges.since_ns[worked]
+    worked = chain[np.isin(graph.edges.kind[chain], (ON_CPU, HANDED_OFF))]
+    spent = graph.edges.until_ns[worked] - graph.edges.since_ns[worked]
     times, before = dict[str, int](), 0
     for name, tables in layers.items():
         for thread, own in times_by_thread(*tables).items():
             done[thread] = union(done[thread], own) if thread in done else own
-        so_far = int(graph.inside_ns(replayed.edges, worked, done).sum())
+        so_far = int(graph.inside_ns(graph.edges, worked, done).sum())
         times[name], before = so_far - before, so_far
     times["between_operators"] = int(spent.sum()) - before
     del times["input"]

@@ -199,7 +199,7 @@ def fix_of(facts: TraceFacts, name: str) -> Change:
     """Return the removal of all that a rule finds with its own thresholds, hidden or not.
 
     Raises:
-        ValueError: there is no such rule, it fails, or no replay can show what it finds.
+        ValueError: the rule does not exist or fails, or a replay cannot show the removal of its findings.
     """
     if name not in RULES:
         raise ValueError(f'"fix" must hold names of rules, which docs/rules.md lists: {name!r:.200}')

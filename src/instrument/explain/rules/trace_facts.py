@@ -20,7 +20,6 @@ from ...read.memory.snapshot import MemorySnapshot
 from ...read.profilers.compile_log import CompileLog
 from ...read.tables.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ...read.tables.lanes import group_rows
-from ...read.tables.nest import inside_rows
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, steps_of_process
 from ...read.tables.table import KERNEL, MEMCPY, Array, Table
 from ...read.tables.trace import Trace
@@ -34,7 +33,7 @@ from ..metrics.roofline import GpuPeak, Roofline, roofline
 from ..metrics.tables import one_of
 from ..metrics.utilization import Activity, activity
 from ..replay.replay import Change, Replayer, mean_ns, without_events
-from ..replay.requests import Request, joined
+from ..replay.requests import Request, joined, launched_inside
 from ..waits.audit import audit
 from ..waits.report import SyncReport
 from ..waits.trace_context import TraceContext
@@ -527,8 +526,7 @@ class TraceFacts:
 
     def work_of(self, chosen: Array) -> Array:
         """Return the rows of `gpu` that the operators in these rows, or those inside them, launched."""
-        mask = np.append(inside_rows(chosen, self.trace.operators.parent), False)
-        return np.flatnonzero(mask[self.gpu.operator])
+        return np.flatnonzero(launched_inside(self.trace.operators, chosen, self.gpu.operator))
 
     def finding(
         self,

@@ -68,9 +68,7 @@ def hidden_texts(diagnosis: Diagnosis) -> list[str]:
 
 def hidden_title(diagnosis: Diagnosis) -> str:
     """Return what hides these findings, in words."""
-    return (
-        f"Hidden behind {diagnosis.bound or 'what else takes longer'}, with nothing to win before that is mended"
-    )
+    return f"Hidden behind {diagnosis.bound or 'what else takes longer'}, with nothing to win until that is fixed"
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
