@@ -71,10 +71,14 @@ class Machine:
         yield
         self._add("regions", name, since)
 
+    def python(self, ns: int) -> None:
+        """Keep the CPU busy without an operator."""
+        self._now[self._thread] += ns
+
     def work(self, ns: int, name: str = "aten::add") -> None:
         """Keep the CPU busy with an operator."""
         since = self.now
-        self._now[self._thread] += ns
+        self.python(ns)
         self._add("operators", name, since)
 
     def launch(self, ns: int, stream: int = 7, name: str = KERNEL) -> None:

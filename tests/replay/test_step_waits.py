@@ -13,6 +13,7 @@ from instrument.explain.replay.critical_path import critical_path
 from instrument.explain.replay.replay import Change, Replayer, SavedWork, mean_ns
 from instrument.explain.replay.step_waits import StepWaits, removals, step_waits
 from instrument.read.jobs.read import read_trace
+from instrument.show.text.diagnosis import evidence_texts
 from tests.support.shared_traces import shared
 
 from .machine import Costs, Machine
@@ -173,3 +174,25 @@ def test_one_critical_path_of_real_traces(name: str) -> None:
     replayer = Replayer(read_trace(shared(name)))
     for change in (Change(), CHEAPER_CPU, removals(replayer)["synchronization"]):
         check_one_path(replayer, change)
+
+
+def test_regions_of_python_between_operators() -> None:
+    """Work that no operator covers is named by the innermost region; launches and waits in it do not count."""
+    machine = Machine(Costs())
+    for _ in range(3):
+        with machine.step(), machine.region("train"):
+            machine.python(100 * US)
+            with machine.region("augment"):
+                machine.python(700 * US)
+                machine.launch(10 * US)
+            with machine.region(LOADER):
+                machine.python(300 * US)
+    waits = step_waits(Replayer(machine.trace()))
+    assert list(waits.regions) == ["augment", "train"]
+    assert waits.regions["augment"] == pytest.approx(700 * US, rel=0.02)
+    assert waits.regions["train"] == pytest.approx(100 * US, rel=0.05)
+    assert sum(waits.regions.values()) <= waits.work["between_operators"]
+    (sentence,) = [text for text in evidence_texts(diagnose(machine.trace())) if "overhead is" in text]
+    assert sentence == (
+        "The overhead is 800 us while Python or other code runs between operators (700 us in augment, 100 us in train)."
+    )

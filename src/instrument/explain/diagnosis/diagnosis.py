@@ -415,6 +415,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     and ``definition``), ``waits`` (null where no replay says what a step waits for; else each class of its
     critical path with ``ns`` per step, ``definition``, and ``win_ns``: what a step wins without it, or null),
     ``cpu_work`` (null, or what its "overhead" is, each with ``ns`` per step and ``definition``),
+    ``cpu_regions`` (null, or rows of innermost ``region`` and ``ns`` per step of its "between_operators"),
     ``goodput`` (see `goodput_of`), ``memory`` (null, or ``device``, ``peak_bytes``, ``reserved_bytes`` at the peak
     or null, and ``parts``: each category with its ``bytes`` at the peak, ``growth_bytes`` per step or null, and
     ``definition``), ``memory_snapshot`` (null, or what `instrument.read.memory.snapshot.as_dict` returns of the
@@ -472,6 +473,8 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         },
         "cpu_work": diagnosis.waits
         and {name: {"ns": ns, "definition": WORK[name]} for name, ns in diagnosis.waits.work.items()},
+        "cpu_regions": diagnosis.waits
+        and [{"region": name, "ns": ns} for name, ns in diagnosis.waits.regions.items()],
         "idle_by_cause": {
             name: {"ns": ns, "definition": CAUSES[name]} for name, ns in diagnosis.idle_by_cause.items()
         },

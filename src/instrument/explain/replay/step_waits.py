@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from ...read.tables.intervals import Intervals, union
+from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
+from ...read.tables.lanes import group_rows
+from ...read.tables.nest import NestedRanges
 from ...read.tables.table import Array
 from ..metrics.idle import work_of_cpu
 from .critical_path import CLASSES, edge_times, longest_chain
 from .edges import ANCHORED, CALLED, HANDED_OFF, ON_CPU, RETURNED
-from .graph import times_by_thread
-from .replay import Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
+from .graph import Graph, times_by_thread
+from .replay import NO_TIMES, Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
 from .requests import optimizer_ranges
 
 _NEARLY_ALL = 1 - 1e-9  # of the duration: work that saves all of it would need no launch either
@@ -26,11 +29,13 @@ class StepWaits(NamedTuple):
         parts: the time of each of `CLASSES` on the critical path, per step in ns.
         wins: how much shorter a step is in a replay in which a class costs nothing, in ns.
         work: what "overhead" is: the time of each of `WORK` in ns, which add up to it; empty after a change.
+        regions: "between_operators" by the innermost region, the longest first; what is in no region is left out.
     """
 
     parts: Mapping[str, int]
     wins: Mapping[str, int]
     work: Mapping[str, int]
+    regions: Mapping[str, int]
 
     def bounds(self, step_ns: float) -> list[str]:
         """Return the classes that bound a step: those whose removal wins most, within 5 % of the step.
@@ -68,14 +73,14 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
     chain, total, _ = longest_chain(replayer.graph, replayed)
     rows = np.array(chain, np.int64)
     parts = _parts(replayer, replayed, rows, total, step_ns)
-    work = {} if after else _work(replayer, rows, parts["overhead"])
+    work, regions = ({}, {}) if after else _work(replayer, rows, parts["overhead"])
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
         name: step_ns - replayer.step_ns(after | change) if parts[name] else 0  # off the path, nothing is won
         for name, change in changes.items()
     }
     by_win = dict(sorted(wins.items(), key=lambda item: -item[1]))
-    return StepWaits(parts, by_win, work)
+    return StepWaits(parts, by_win, work, regions)
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:
@@ -90,8 +95,8 @@ def removals(replayer: Replayer) -> dict[str, Change]:
     }
 
 
-def _work(replayer: Replayer, chain: Array, overhead_ns: int) -> dict[str, int]:
-    """Return what the CPU does on the critical path of the recorded steps."""
+def _work(replayer: Replayer, chain: Array, overhead_ns: int) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what the CPU does on the critical path of recorded steps, and in which regions between operators."""
     graph, trace, done = replayer.graph, replayer.trace, dict[int, Intervals]()
     optimizers = optimizer_ranges(trace)
     layers = work_of_cpu(trace) | {
@@ -108,8 +113,28 @@ def _work(replayer: Replayer, chain: Array, overhead_ns: int) -> dict[str, int]:
         times[name], before = so_far - before, so_far
     times["between_operators"] = int(spent.sum()) - before
     del times["input"]
-    whole = max(sum(times.values()), 1)
-    return {name: round(times[name] * overhead_ns / whole) for name in WORK}
+    share = overhead_ns / max(sum(times.values()), 1)
+    regions = {name: round(ns * share) for name, ns in _outside_by_region(graph, worked, done).items()}
+    return {name: round(times[name] * share) for name in WORK}, regions
+
+
+def _outside_by_region(graph: Graph, rows: Array, done: Mapping[int, Intervals]) -> dict[str, int]:
+    """Return how long the CPU works on these edges outside of ``done``, by innermost region, the longest first."""
+    regions, edges, sums = graph.trace.regions, graph.edges, Counter[str]()
+    nested = NestedRanges(regions.start_ns, regions.end_ns, regions.thread)
+    for thread, own in group_rows(graph.thread[edges.target[rows]]):
+        worked, inside = (
+            merge_overlaps(edges.since_ns[rows[own]], edges.until_ns[rows[own]]),
+            regions.thread == thread,
+        )
+        cuts = np.unique(np.concatenate((*worked, regions.start_ns[inside], regions.end_ns[inside])))
+        starts, ends = cuts[:-1], cuts[1:]
+        ns = covered_ns(worked, starts, ends)
+        ns[ns > 0] -= covered_ns(done.get(thread, NO_TIMES), starts, ends)[ns > 0]
+        region = nested.innermost_at(starts, np.full(len(starts), thread))
+        for name, pieces in group_rows(regions.name[region[region >= 0]]):
+            sums[regions.strings[name]] += int(ns[region >= 0][pieces].sum())
+    return {name: ns for name, ns in sums.most_common() if ns > 0}
 
 
 def _parts(replayer: Replayer, replayed: Replay, chain: Array, total: int, step_ns: int) -> dict[str, int]:

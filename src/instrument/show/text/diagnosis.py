@@ -25,18 +25,24 @@ def evidence_texts(diagnosis: Diagnosis) -> list[str]:
 
 
 _WORK_SHOWN = 0.02  # of the step
+_REGIONS_SHOWN = 3
 
 
 def _cpu_work(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield a sentence on what the CPU does on the critical path, where there is more than one thing."""
-    work = diagnosis.waits.work if diagnosis.waits else {}
-    parts = [
-        f"{duration(ns)} while {WORK[name]}"
-        for name, ns in sorted(work.items(), key=lambda item: -item[1])
-        if ns >= _WORK_SHOWN * diagnosis.step_ns
-    ]
-    if len(parts) > 1:
-        yield f"The overhead is {', '.join(parts)}."
+    if diagnosis.waits is None:
+        return
+    least_ns, regions = _WORK_SHOWN * diagnosis.step_ns, diagnosis.waits.regions
+    parts = {
+        name: f"{duration(ns)} while {WORK[name]}"
+        for name, ns in sorted(diagnosis.waits.work.items(), key=lambda item: -item[1])
+        if ns >= least_ns
+    }
+    within = [f"{duration(ns)} in {printable(name)}" for name, ns in regions.items() if ns >= least_ns]
+    if "between_operators" in parts and within:
+        parts["between_operators"] += f" ({', '.join(within[:_REGIONS_SHOWN])})"
+    if len(parts) > 1 or within:
+        yield f"The overhead is {', '.join(parts.values())}."
 
 
 def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, str, Mapping[str, int]]]:
