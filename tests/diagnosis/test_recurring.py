@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
 
+import pytest
+from typer.testing import CliRunner
+
+import instrument
 from instrument.base.findings import Finding
 from instrument.base.run_lengths import RunLengths
 from instrument.explain.rules.recurring import recurring_slow_steps, restarted_workers
 from instrument.explain.rules.rule import RULES
 from instrument.explain.rules.trace_facts import MissingEvidenceError, TraceFacts
 from instrument.read.measures.timing import Timing
+from instrument.start import cli
 
 from .made_loops import MadeLoop
+from .test_diagnose import write
 
 LOADER = "enumerate(DataLoader)#_{}DataLoaderIter.__next__"
 MS = 1_000_000
@@ -27,6 +34,20 @@ def epochs(
     steps: range = range(24),
     timing: Timing | None = None,
 ) -> TraceFacts:
+    """Return the facts of an `epoch_loop`."""
+    loop = epoch_loop(first_ms, kind=kind, wait_ms=wait_ms, end_ms=end_ms, later=later, steps=steps)
+    return TraceFacts(loop.trace(), timing=timing)
+
+
+def epoch_loop(
+    first_ms: float,
+    *,
+    kind: str = "MultiProcessing",
+    wait_ms: float = 0.1,
+    end_ms: float = 0.1,
+    later: bool = True,
+    steps: range = range(24),
+) -> MadeLoop:
     """Return epochs of 6 steps of 25 ms, which wait ``first_ms`` for their first batches and end in ``end_ms``.
 
     Without ``later``, only the first epoch does.
@@ -41,7 +62,7 @@ def epochs(
         loop.region(name, now, now + waited).operator("aten::mm", now + waited + 10, now + waited + 25_000)
         now += waited + 25_010
         loop.region(f"ProfilerStep#{step}", begin, now)
-    return TraceFacts(loop.trace(), timing=timing)
+    return loop
 
 
 def found(rule: str, facts: TraceFacts) -> list[Finding]:
@@ -87,6 +108,21 @@ def test_one_start_in_a_window(every: int, rule: str) -> None:
     """A window with one such step is enough, if the lengths of the run say that it recurs."""
     facts = epochs(500, steps=range(11, 14), timing=stalls(12, every=every))
     assert [rule] == [name for name in ("restarted-workers", "input-wait") if found(name, facts)]
+
+
+def test_whatif_knows_the_lengths_of_the_run(tmp_path: Path) -> None:
+    """What `diagnose` names as the change, `instrument whatif` accepts: it reads the same facts."""
+    lengths = stalls(12, every=6).lengths
+    assert lengths is not None
+    path = write(tmp_path / "window-0001/rank0.pt.trace.json", epoch_loop(500, steps=range(11, 14)))
+    timing = {"run_steps": 60, "run_ns": lengths.typical_ns + lengths.slow_ns, "lengths": lengths.as_json()}
+    entry = {"window": 1, "rank": 0, "files": [{"path": "window-0001/rank0.pt.trace.json"}], "timing": timing}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(entry) + "\n")
+    (finding,) = [each for each in instrument.diagnose(path).findings if each.rule == "restarted-workers"]
+    assert finding.change == "--fix restarted-workers"
+    done = CliRunner().invoke(cli.app, ["whatif", str(path), *finding.change.split(), "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["win_ns"] == pytest.approx(finding.win_ns, rel=0.01)
 
 
 def test_slow_workers_are_still_found() -> None:

@@ -194,5 +194,6 @@ def test_regions_of_python_between_operators() -> None:
     assert sum(waits.regions.values()) <= waits.work["between_operators"]
     (sentence,) = [text for text in evidence_texts(diagnose(machine.trace())) if "overhead is" in text]
     assert sentence == (
-        "The overhead is 800 us while Python or other code runs between operators (700 us in augment, 100 us in train)."
+        "The overhead is 800 us while Python or other code runs between operators "
+        "(700 us in augment, 100 us in train)."
     )

@@ -10,6 +10,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from ...base.errors import TraceError
 from ...base.run_folder import COMPILE_LOG
@@ -97,22 +98,59 @@ def diagnose(
         raise TypeError(f'"executor" must be a concurrent.futures.Executor: {executor!r:.200}')
     broken = {name: repr(error) for name, error in load_rules()}
     rules = chosen_rules(ignore, thresholds)
-    pattern = compile_collectives(collectives)
-    chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
-    recorded, job = chosen.trace, chosen.job
-    log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
-    (snapshot, unreadable), steps = snapshot_of(recorded), with_steps(recorded, steps_from)
-    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), job, log, snapshot)
-    diagnosis = diagnosis_of(facts, rules, thresholds, what_if=what_if)
+    read = read_facts(
+        trace,
+        collectives=collectives,
+        steps_from=steps_from,
+        rank=rank,
+        executor=executor,
+        compile_log=compile_log,
+        timing=timing,
+    )
+    diagnosis = diagnosis_of(read.facts, rules, thresholds, what_if=what_if)
     return replace(
         diagnosis,
         failed=broken | dict(diagnosis.failed),
         ignored=tuple(ignore),
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
-        source=chosen.text,
-        left_out={str(path): reason for path, reason in {**chosen.left_out, **unreadable}.items()},
+        source=read.source,
+        left_out={str(path): reason for path, reason in read.left_out.items()},
     )
+
+
+class ReadFacts(NamedTuple):
+    """What is known of a trace.
+
+    Attributes:
+        facts: the facts of the trace.
+        source: which file was chosen, in words; empty if it was named.
+        left_out: the files and folders that were not read, each with the reason.
+    """
+
+    facts: TraceFacts
+    source: str
+    left_out: Mapping[Path, str]
+
+
+def read_facts(
+    trace: Source,
+    *,
+    collectives: Collectives = "auto",
+    steps_from: str | None = None,
+    rank: int | None = None,
+    executor: Executor | None = None,
+    compile_log: str | os.PathLike[str] | None = None,
+    timing: Timing | None = None,
+) -> ReadFacts:
+    """Return the facts of a trace with all that lies beside it; arguments and errors are those of `diagnose`."""
+    pattern = compile_collectives(collectives)
+    chosen = chosen_trace(trace, rank, pattern, executor, steps_from)
+    recorded = chosen.trace
+    log = _compile_log(recorded.path if compile_log is None else Path(compile_log), given=compile_log is not None)
+    (snapshot, unreadable), steps = snapshot_of(recorded), with_steps(recorded, steps_from)
+    facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), chosen.job, log, snapshot)
+    return ReadFacts(facts, chosen.text, {**chosen.left_out, **unreadable})
 
 
 def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, float]]) -> list[Rule]:

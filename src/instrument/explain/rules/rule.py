@@ -202,6 +202,8 @@ def fix_of(facts: TraceFacts, name: str) -> Change:
         ValueError: the rule does not exist or fails, or a replay cannot show the removal of its findings.
     """
     if name not in RULES:
+        list(load_rules())  # it may be a user's
+    if name not in RULES:
         raise ValueError(f'"fix" must hold names of rules, which docs/rules.md lists: {name!r:.200}')
     try:
         wins = [facts.win_of(finding) for finding, _ in RULES[name].findings(facts, {})]

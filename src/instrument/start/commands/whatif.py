@@ -53,23 +53,19 @@ def whatif_command(
     change, and the error of that is printed; over 5 %, the prediction abstains. Several changes apply together.
     Without any, the critical path of the steps as they are is shown.
     """
-    from ...explain.diagnosis.chosen_trace import chosen_trace, reject_snapshot
+    from ...explain.diagnosis.chosen_trace import reject_snapshot
+    from ...explain.diagnosis.diagnose import read_facts
     from ...explain.replay.critical_path import CATEGORY, add_critical_path, critical_path
     from ...explain.replay.what_if import what_if
     from ...explain.rules.rule import fix_of
-    from ...explain.rules.trace_facts import TraceFacts
     from ...read.kineto.insert_events import check_copy
-    from ...read.measures.region_steps import with_steps
-    from ...read.tables.work_classes import compile_collectives
     from ...show.terminal.changes import what_if_report
     from ...show.terminal.console import new_console, show
 
     with cli.errors_reported():
-        pattern = compile_collectives(collectives)
-        chosen = chosen_trace(trace, rank, pattern, None, steps_from)
-        reject_snapshot(chosen.trace)
-        facts = TraceFacts(with_steps(chosen.trace, steps_from), pattern)
-        replayer = facts.replayer
+        read = read_facts(trace, collectives=collectives, steps_from=steps_from, rank=rank)
+        reject_snapshot(read.facts.trace)
+        replayer = read.facts.replayer
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
         guess = what_if(
@@ -82,7 +78,7 @@ def whatif_command(
             workers=workers,
             fuse=fuse or [],
             fix=fix or [],
-            fixed=partial(fix_of, facts),
+            fixed=partial(fix_of, read.facts),
         )
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")
@@ -91,8 +87,8 @@ def whatif_command(
     else:
         console = new_console()
         show(console, what_if_report(guess))
-        if chosen.text:
-            show(console, [f"Replayed: {chosen.text}."])
+        if read.source:
+            show(console, [f"Replayed: {read.source}."])
     if lane is not None:
         with cli.writing(lane):
             parts = add_critical_path(replayer.trace, critical_path(replayer), lane)
