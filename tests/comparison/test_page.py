@@ -176,7 +176,7 @@ def test_equal_recordings(tmp_path: Path, open_page: OpenPage) -> None:
     same = instrument.compare(loop(kernels=2).trace(), loop(kernels=2).trace())
     shown = opened(open_page, same.to_html(tmp_path / "page.html"))
     assert bars(shown) == [same.before_ns, same.after_ns]
-    assert "No finding is gone or new." in shown.page.inner_text("main")
+    assert "No finding differs." in shown.page.inner_text("main")
 
 
 def test_without_steps(change: Comparison, tmp_path: Path, open_page: OpenPage) -> None:

@@ -67,6 +67,21 @@ def test_what_the_decorator_checks() -> None:
     assert without.abstained["on-gpu"] == "the trace has no GPU work"
 
 
+def test_a_place_with_a_visible_and_a_hidden_finding() -> None:
+    """Nothing became of a finding that is visible on both sides, if its rule hides another one at its place."""
+
+    @instrument.rule("twice", share=0.1)
+    def twice(facts: TraceFacts) -> Iterator[Finding]:
+        half_ns = round(facts.step_ns / 2)
+        yield facts.finding("seen", win_ns=facts.win_by("--without dataloader", half_ns))
+        yield facts.finding("hidden", win_ns=facts.win_by("--without dataloader", 0, half_ns))
+
+    trace = idle_loop().trace()
+    assert "hidden" in {each.title for each in instrument.diagnose(trace).hidden}
+    change = instrument.compare(trace, trace)
+    assert {name: findings for name, findings in change.findings().items() if findings} == {}
+
+
 @pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])
 def test_names_of_rules(name: Any, error: type[Exception]) -> None:
     """A rule has a name in lower case with hyphens."""

@@ -71,10 +71,10 @@ class Part:
 CHANGES = {
     "gone": "Findings that are gone:",
     "new": "New findings:",
-    "became visible": "Findings that something else hid before:",
-    "became hidden": "Findings that something else hides now:",
+    "became_visible": "Findings that something else hid before:",
+    "became_hidden": "Findings that something else hides now:",
 }
-"""What can become of a finding, with the words above such findings."""
+"""What can become of a finding: the attribute of `Comparison` that holds such findings, and a heading for them."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Comparison(Page):
 
     def findings(self) -> dict[str, tuple[Finding, ...]]:
         """Return the findings that differ, by what became of them."""
-        return {name: getattr(self, name.replace(" ", "_")) for name in CHANGES}
+        return {name: getattr(self, name) for name in CHANGES}
 
     @property
     def have_steps(self) -> bool:
@@ -356,6 +356,7 @@ def compare(
     seen = before_ns and after_ns and (tested.p_value is None or tested.p_value <= ALPHA)
     different = differences(one, two, after_ns / before_ns if seen else 1)
     verdict, reasons = _verdict(different, tested, after_ns - before_ns, (one.has_steps, two.has_steps))
+    gone, new = _without(one.worth(), two.worth()), _without(two.worth(), one.worth())
     return Comparison(
         verdict,
         before_ns,
@@ -365,13 +366,13 @@ def compare(
         tested.detectable,
         reasons,
         tuple(each.text for each in different if not each.prevents),
-        _without(one.worth(), (*two.worth(), *two.hidden)),
-        _without(two.worth(), (*one.worth(), *one.hidden)),
+        _without(gone, two.hidden),
+        _without(new, one.hidden),
         (tuple(samples[0].tolist()), tuple(samples[1].tolist())),
         one,
         two,
-        _among(two.worth(), one.hidden),
-        _among(one.worth(), two.hidden),
+        _among(new, one.hidden),
+        _among(gone, two.hidden),
     )
 
 
@@ -455,9 +456,7 @@ def as_dict(change: Comparison) -> dict[str, Any]:
         "kinds": {kind: {"ns": ns, "definition": KINDS[kind]} for kind, ns in change.by_kind().items()},
         "parts": [vars(part) | {"ns": part.ns, "change": part.change} for part in change.parts],
         **{
-            name.replace(" ", "_"): [
-                {"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings
-            ]
+            name: [{"rule": each.rule, "title": each.title, "where": str(each.where)} for each in findings]
             for name, findings in change.findings().items()
         },
     }

@@ -22,6 +22,7 @@ from ..metrics.idle import COLLECTION, COMPILATION, INPUT, SLOW_NS
 from ..metrics.memory_use import OPTIMIZER, freed_by
 from ..metrics.operator_work import BACKWARD, innermost_matmuls, matmul_rows
 from ..metrics.roofline import counted_calls
+from ..metrics.tables import one_of
 from ..rules.compiled import LOOK_UP, REGION
 from ..rules.host import QUERIES
 from ..rules.trace_facts import TraceFacts
@@ -91,9 +92,9 @@ def kept_operators(trace: Trace, named: Array) -> Part:
     operators = trace.operators
     shapes = _with_shapes(trace)
     args = (
-        (EXTERNAL, np.isin(operators.external, named)),
+        (EXTERNAL, is_among(operators.external, named)),
         (_SHAPES, shapes),
-        (("Concrete Inputs",), (shapes | np.isin(operators.text("name"), TRANSFERS)) & (operators.scalars > 0)),
+        (("Concrete Inputs",), (shapes | one_of(operators, "name", TRANSFERS)) & (operators.scalars > 0)),
         (("Process Group Name", "Src Rank", "Dst Rank"), operators.peer >= 0),
         (("Sequence number",), _with_sequence(trace)),
     )
@@ -180,7 +181,7 @@ def kept_runtime(facts: TraceFacts, named: Array, *, queries: bool) -> Part:
     linked = is_among(runtime.correlation, used) & (runtime.correlation >= 0)
     if trace.syncs.matching("name", _WAIT).any():
         linked |= runtime.matching("name", _RECORD)
-    by_external = np.isin(runtime.external, named) & (not has_correlations(trace))
+    by_external = is_among(runtime.external, named) & (not has_correlations(trace))
     args = ((EXTERNAL, by_external), (FLOW_OUT, linked & launches), (EVENT_IDS[:1], linked & ~launches))
     kept = np.ones(len(runtime), bool) if queries else linked | ~_idle_queries(facts)
     return part(runtime, kept, args)
@@ -463,7 +464,7 @@ def parts_of_steps(trace: Trace, chosen: ChosenSteps) -> dict[str, Part]:
     starts = trace.steps.start_ns
     kept["steps"] = (starts >= chosen.begin_ns) & (starts < chosen.end_ns)
     kept["gpu"] = _work(trace, kept, chosen)
-    called = np.isin(trace.syncs.correlation, trace.runtime.correlation[kept["runtime"]])
+    called = is_among(trace.syncs.correlation, trace.runtime.correlation[kept["runtime"]])
     kept["syncs"] = called | _overlaps(trace.syncs, chosen.begin_ns, chosen.end_ns)
     return {name: part(getattr(trace, name), mask, ((ALL_ARGS, True),)) for name, mask in kept.items()}
 

@@ -48,7 +48,7 @@ def _summary(change: Comparison) -> dict[str, Any]:
     ]
     if change.p_value is not None and change.detectable is not None:
         figures += [("p-value", f"{change.p_value:.4f}"), ("detectable", f"{100 * change.detectable:.1f} %")]
-    nothing = () if any(change.findings().values()) else ("No finding is gone or new.",)
+    nothing = () if any(change.findings().values()) else ("No finding differs.",)
     return summary_section("Verdict", figures, (*details(change), *_recordings(change), *nothing))
 
 
@@ -93,10 +93,10 @@ def _findings(change: Comparison) -> dict[str, Any] | None:
         "Change": "text", "Finding": "text", "To win": "ns", "Rule": "text", "Place": "text", "Fix": "text",
     }  # fmt: skip
     rows = [_finding(name, finding) for name, findings in change.findings().items() for finding in findings]
-    caption = "Findings of one side only, with the time per step that each would win there"
-    return table_section("findings", "Findings gone and new", caption, columns, rows)
+    caption = "What became of each finding, with the time per step that it would win on the side that shows it"
+    return table_section("findings", "Findings that differ", caption, columns, rows)
 
 
 def _finding(change: str, finding: Finding) -> list[Any]:
     texts = (finding.rule, str(finding.where), finding.fix.text if finding.fix else "")
-    return [change, shown_name(finding.title), finding.likely_win_ns, *map(shown_name, texts)]
+    return [change.replace("_", " "), shown_name(finding.title), finding.likely_win_ns, *map(shown_name, texts)]
