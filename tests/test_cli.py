@@ -351,11 +351,13 @@ def test_one_window_of_a_run(runs: Path) -> None:
 
 
 def test_the_numbers_of_a_run(runs: Path) -> None:
-    """With --json, the last window is printed; the other traces are listed as left out."""
+    """With --json, the last window is printed, and each one of the run; other runs are listed as left out."""
     printed = json.loads(command("summarize", "--json", runs).stdout)
     assert printed["ranks"][0]["path"] == f"{runs}/window-0002/rank0.second.pt.trace.json"
-    assert len(printed["left_out"]) == 4
-    assert printed["left_out"][f"{runs}/window-0001/rank0.second.pt.trace.json"] == "rank 0, steps 60-61"
+    assert len(printed["left_out"]) == 3
+    files = [f"{runs}/window-000{number}/rank0.second.pt.trace.json" for number in (1, 2)]
+    assert files == [window["path"] for window in printed["windows"]]
+    assert [[60, 61], [70, 71]] == [window["step_numbers"] for window in printed["windows"]]
 
 
 def test_a_window_of_a_run_that_cannot_be_read(runs: Path) -> None:

@@ -64,7 +64,27 @@ def test_few_steps(tmp_path: Path) -> None:
     shown = command(*few)
     assert "Cannot tell whether it changed: a side has fewer than 4 steps" in shown
     assert "p =" not in shown
-    assert "no change is sure to be seen in so few steps" in command(*few, "--fail-on", "slower=5%")
+    limit = "--fail-on", "slower=5%"
+    assert (
+        "whether the steps are 5 % slower: a side has fewer than 4 steps; record 20 or more on each side"
+        in command(*few, *limit, code=2)
+    )
+    assert "cannot tell" in command(*few, *limit, "--allow-undecided")
+    assert "--allow-undecided has no effect without --fail-on" in command(*few, "--allow-undecided", code=2)
+
+
+def test_steps_that_vary_too_much(tmp_path: Path) -> None:
+    """A limit below what the steps can show fails, with how many would do; so many do."""
+    noise = [0, 60, -50, 30, -20, 10, 45, -35]
+    noisy = [written(tmp_path, name, 300, varying_us=noise) for name in ("one", "two")]
+    shown = command(*noisy, "--fail-on", "slower=5%", code=2)
+    assert "8 steps that vary so much show a change of" in shown
+    needed = int(shown.partition("record about ")[2].split()[0].replace(",", ""))
+    assert needed > 8
+    more = [written(tmp_path, name, 300, needed, noise) for name in ("three", "four")]
+    command(*more, "--fail-on", "slower=5%")
+    command(*noisy, "--fail-on", "slower=0%")
+    command(*noisy, "--fail-on", "slower=90%")
 
 
 def test_files_that_cannot_be_read(traces: tuple[Path, Path], tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from . import process_id
 from .files import make_folder, parse_lines
@@ -142,17 +143,72 @@ def _inside(path: Path) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def last_window(path: str, steps: tuple[int, int] | None = None) -> str:
+def phase_of(entry: Mapping[str, Any]) -> str:
+    """Return the phase of the program that a window recorded; empty for steps of the training."""
+    phase = entry.get("phase")
+    return phase if isinstance(phase, str) else ""
+
+
+def training_of(entry: Mapping[str, Any]) -> str:
+    """Return the run of the training that a window, perhaps of a phase, belongs to."""
+    return str(entry.get("phase_of") or entry.get("run"))
+
+
+class Phase(NamedTuple):
+    """The recorded blocks of a phase of a run.
+
+    Attributes:
+        name: the name.
+        blocks: how many blocks are recorded.
+        median_ns: the median of their lengths in ns, by window; None if these are not known.
+        window: the folder of its last window.
+    """
+
+    name: str
+    blocks: int
+    median_ns: int | None
+    window: Path
+
+
+def phases_beside(folder: Path, entry: Mapping[str, Any]) -> list[Phase]:
+    """Return the phases in the folder of a run that the rank of ``entry`` recorded beside the steps in it."""
+    windows: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
+    for file, other in traces_in(folder):
+        if phase_of(other) not in ("", phase_of(entry)) and training_of(other) == training_of(entry):
+            windows.setdefault(phase_of(other), []).append((file, other))
+    return [_phase(name, own) for name, own in sorted(windows.items())]
+
+
+def _phase(name: str, windows: list[tuple[Path, Mapping[str, Any]]]) -> Phase:
+    timings = [entry.get("timing") for _, entry in windows]
+    lengths = [timing.get("recorded_ns") for timing in timings if isinstance(timing, dict)]
+    known = [ns for ns in lengths if isinstance(ns, int)]
+    blocks = sum(steps[1] - steps[0] + 1 if (steps := _steps_of(entry)) else 1 for _, entry in windows)
+    return Phase(name, blocks, round(median(known)) if known else None, windows[-1][0].parent)
+
+
+def last_window(path: str, steps: tuple[int, int] | None = None, phase: str | None = None) -> str:
     """Return the folder of the window that ended last if ``path`` is the folder of a run, else ``path``.
+
+    A run that recorded steps of its training and phases beside them ends with its last steps.
 
     Args:
         path: a folder, or anything else.
         steps: only windows that recorded all steps from the first to the last of these count.
+        phase: only windows of this phase count.
 
     Raises:
-        ValueError: the run has windows, but none with these steps.
+        ValueError: the run has windows, but none with these steps, or of this phase.
     """
     windows = [(file, entry) for file, entry in traces_in(Path(path)) if isinstance(entry.get("end_ns"), int)]
+    if phase is None:
+        trained = {training_of(entry) for _, entry in windows if not phase_of(entry)}
+        windows = [each for each in windows if not phase_of(each[1]) or training_of(each[1]) not in trained]
+    else:
+        phases = sorted({phase_of(entry) for _, entry in windows} - {""})
+        if phase not in phases:
+            raise ValueError(f'"phase" must be one that {path} recorded, {", ".join(phases) or "none"}: {phase!r}')
+        windows = [each for each in windows if phase_of(each[1]) == phase]
     ended = [(entry["end_ns"], file) for file, entry in windows if steps is None or _has_steps(entry, *steps)]
     if steps is not None and windows and not ended:
         recorded = ", ".join(dict.fromkeys(str(entry["steps"]) for _, entry in windows))
@@ -195,18 +251,26 @@ def _taken_ns(snapshot: Path) -> int:
 
 
 def _has_steps(entry: Mapping[str, Any], first: int, last: int) -> bool:
-    steps = entry["steps"]
-    return isinstance(steps, list) and len(steps) == 2 and steps[0] <= first and last <= steps[1]
+    steps = _steps_of(entry)
+    return steps is not None and steps[0] <= first and last <= steps[1]
+
+
+def _steps_of(entry: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the first and the last step that a line names; None if it names none."""
+    steps = entry.get("steps")
+    if isinstance(steps, list) and len(steps) == 2 and all(isinstance(step, int) for step in steps):
+        return steps[0], steps[1]
+    return None
 
 
 def without_files(folder: Path, *statuses: str) -> list[str]:
     """Return which windows of the last run in ``folder`` have one of the statuses and no files, in words."""
     entries = list(entries_of(folder))
-    last = max((str(entry.get("run")) for entry in entries), default="")  # it begins with the time of the start
+    last = max(map(training_of, entries), default="")  # it begins with the time of the start
     return [
         f"window {entry.get('window')} {entry['status']}: {entry.get('reason')}"
         for entry in entries
-        if entry.get("status") in statuses and str(entry.get("run")) == last and not files_of(entry)
+        if entry.get("status") in statuses and training_of(entry) == last and not files_of(entry)
     ]
 
 

@@ -6,6 +6,7 @@ OWN_WORK = "instrument (own work)"  # the library's own work during a recorded s
 OVERLAPPING = "instrument (overlapping regions)"  # shown on a GPU's lane where a region's own name cannot be
 STEP_PREFIX = "ProfilerStep#"  # of the range of a step, as torch.profiler names it; the number follows
 
+COMMAND = "instrument_run"  # "1" if `instrument run` recorded the program
 CORES = "instrument_cores"  # the CPUs that the program may use
 DETAIL = "instrument_detail"  # what was recorded, as `detail=` names it
 MACHINE = "instrument_machine"  # the same for all processes of a machine until it starts again

@@ -73,6 +73,11 @@ def counted(number: float, word: str, plural: str = "") -> str:
     return f"{count(number)} {word if number == 1 else plural or word + 's'}"
 
 
+def steps_text(first: int, last: int) -> str:
+    """Return the numbers of steps in words: ``step 7``, ``steps 2-4``."""
+    return f"step {first}" if first == last else f"steps {first}-{last}"
+
+
 def ordinal(number: int) -> str:
     """Return a number as an ordinal: ``1st``, ``12th``, ``1,003rd``."""
     ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")

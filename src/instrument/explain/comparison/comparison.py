@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -25,9 +26,11 @@ from ..diagnosis.diagnose import Diagnosis, diagnose
 from ..replay.graph import loop_steps
 from ..replay.replay import lower_median
 from ..rules.trace_facts import TraceFacts
-from .significance import ALPHA, Significance, significance
+from .significance import ALPHA, MINIMUM, Significance, significance
 from .step_parts import KINDS, Amount, Key, step_parts
 
+_STEPS = 20  # that a recording should have
+_MORE = 1.2  # times as many as needed: the next steps may vary more
 Verdict = Literal["faster", "slower", "no change seen", "not comparable"]
 
 
@@ -175,7 +178,7 @@ def headline(change: Comparison) -> str:
     what = "a step takes" if change.have_steps else "the whole trace takes"
     medians = f"{what} {duration(change.after_ns)} instead of {duration(change.before_ns)} ({change_text(change)}"
     if change.have_steps:
-        medians += f"; medians of {change.steps[0]} steps before and {change.steps[1]} after"
+        medians += f"; medians of {counted(change.steps[0], 'step')} before and {change.steps[1]:,} after"
     medians += ")"
     if change.verdict == "not comparable":
         return f"Not comparable: {'; '.join(change.reasons)}; {medians}."
@@ -190,6 +193,26 @@ def headline(change: Comparison) -> str:
 def change_text(change: Comparison) -> str:
     """Return the relative change in words."""
     return "from nothing" if change.relative is None else f"{100 * change.relative:+.1f} %"
+
+
+def why_undecided(change: Comparison, limit: float) -> str:
+    """Return why a slowdown by ``limit``, such as 0.05, may have been missed; empty if it would have been seen.
+
+    A limit below `MINIMUM` stands for every slowdown that is seen: how small that is then does not matter.
+    """
+    if change.verdict in ("faster", "slower"):
+        return ""
+    if change.detectable is None or change.reasons:
+        return f"{'; '.join(change.reasons)}; record {_STEPS} or more on each side"
+    if limit <= MINIMUM or change.detectable <= limit:
+        return ""
+    least, few = math.log1p(MINIMUM), min(change.steps)
+    times = (math.log1p(change.detectable) - least) / (math.log1p(limit) - least)  # as many standard errors
+    needed = 10 * math.ceil(_MORE * few * times**2 / 10)
+    return (
+        f"{counted(few, 'step')} that vary so much show a change of {100 * change.detectable:.1f} % in 80 % of "
+        f"cases, and no smaller one; record about {needed:,} steps on each side"
+    )
 
 
 def details(change: Comparison) -> Iterator[str]:

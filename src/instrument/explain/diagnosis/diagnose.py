@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ...base.errors import TraceError
-from ...base.run_folder import COMPILE_LOG
+from ...base.run_folder import COMPILE_LOG, Phase, entry_of, phases_beside
 from ...base.trace_marks import OPENED_BY
 from ...read.measures.region_steps import with_steps
 from ...read.measures.timing import Timing
@@ -115,6 +115,7 @@ def diagnose(
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
         source=read.source,
+        phases=_phases(read.facts.trace.path) if read.source else (),
         left_out={str(path): reason for path, reason in read.left_out.items()},
     )
 
@@ -151,6 +152,12 @@ def read_facts(
     (snapshot, unreadable), steps = snapshot_of(recorded), with_steps(recorded, steps_from)
     facts = TraceFacts(steps, pattern, timing or timing_of(recorded.path), chosen.job, log, snapshot)
     return ReadFacts(facts, chosen.text, {**chosen.left_out, **unreadable})
+
+
+def _phases(trace: Path) -> tuple[Phase, ...]:
+    """Return the phases that the run of a trace recorded beside what is in it."""
+    entry = entry_of(trace)
+    return tuple(phases_beside(trace.parent.parent, entry)) if entry else ()
 
 
 def chosen_rules(ignore: Collection[str], thresholds: Mapping[str, Mapping[str, float]]) -> list[Rule]:

@@ -14,6 +14,8 @@ import numpy as np
 
 from ...base.findings import Evidence, Finding, Where
 from ...base.page_file import Page
+from ...base.printable import shell_line
+from ...base.run_folder import Phase
 from ...base.units import counted, duration, percentage, size
 from ...read.measures.region_steps import describe_steps_from
 from ...read.memory.snapshot import MemorySnapshot, peak_text
@@ -80,6 +82,7 @@ class Diagnosis(Page):
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
         source: the file and the rank, if they were chosen from several; empty for a trace that was named.
+        phases: the phases that the run recorded beside the steps, such as evaluations, if the file was chosen.
         job: the ranks of the job; None if only this trace is known.
         steps_from: the name of the regions whose calls are the steps, with "*" for numbers; empty if the profiler
             marked the steps.
@@ -115,6 +118,7 @@ class Diagnosis(Page):
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
+    phases: tuple[Phase, ...] = ()
     job: Job | None = field(default=None, compare=False)
     steps_from: str = ""
     merged_ranks: tuple[int, ...] = ()
@@ -154,6 +158,14 @@ class Diagnosis(Page):
     def source_texts(self) -> list[str]:
         """Sentences on which file was chosen, what marks the steps, and which files are left out."""
         texts = [f"Diagnosed: {self.source}."] if self.source else []
+        for phase in self.phases:
+            length = (
+                ""
+                if phase.median_ns is None
+                else f", {duration(phase.median_ns)}{' (median)' * (phase.blocks > 1)}"
+            )
+            shown = shell_line(["instrument", "diagnose", str(phase.window)])
+            texts.append(f"Beside the steps: {counted(phase.blocks, 'block')} of {phase.name}{length}: {shown}")
         if self.merged_ranks:
             texts.append(
                 f"A merged trace of {counted(len(self.merged_ranks), 'rank')}: their times add up. To diagnose "
@@ -421,7 +433,9 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     ``definition``), ``memory_snapshot`` (null, or what `instrument.read.memory.snapshot.as_dict` returns of the
     GPU with the highest peak), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced``
     (rules), ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source``
-    (the file and rank, if they were chosen from several), ``steps_from`` (the regions that are the steps; empty
+    (the file and rank, if they were chosen from several), ``phases`` (which the run
+    recorded beside the steps: each ``name``, the number of its ``blocks``, their ``median_ns`` or null, and the
+    folder of its last ``window``), ``steps_from`` (the regions that are the steps; empty
     for marked steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why the window was opened;
     empty if unknown),
     ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
@@ -492,6 +506,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
         **{name: getattr(diagnosis, name) for name in ("failed", "ignored", "replaced")},
         "thresholds": diagnosis.tuned,
         **{name: getattr(diagnosis, name) for name in ("left_out", "source")},
+        "phases": [each._asdict() | {"window": str(each.window)} for each in diagnosis.phases],
         "job": diagnosis.job and _job(diagnosis.job),
         **{name: getattr(diagnosis, name) for name in ("steps_from", "merged_ranks", "opened_by")},
         "roofline": [_operator(row, diagnosis.roofline) for row in diagnosis.roofline.rows[:_OPERATORS]],

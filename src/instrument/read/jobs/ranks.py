@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ...base.errors import TraceError
 from ...base.process_id import usable_cores
+from ...base.units import steps_text
 from ..tables.notes import about_ranks
 from ..tables.table import Array
 from ..tables.trace import Trace
@@ -233,7 +234,7 @@ def _window(trace: Trace) -> str:
     if not trace.steps:
         return "no steps"
     numbers = trace.steps.number
-    return f"steps {numbers.min()}-{numbers.max()}"
+    return steps_text(int(numbers.min()), int(numbers.max()))
 
 
 def _begin_ns(trace: Trace) -> int:

@@ -24,8 +24,9 @@ from ...base.run_folder import NAME, RUNS
 
 _NUMBERS = count(1)  # the numbers of the runs in this process
 _FIELDS = (
-    "run", "rank", "window", "opened_by", "requested", "status", "reason", "planned_steps", "steps", "cut_step",
-    "start_ns", "end_ns", "exporter", "files", "hidden_regions", "timing", "cost", "memory", "trace", "diagnosis",
+    "run", "rank", "window", "phase", "phase_of", "opened_by", "requested", "status", "reason", "planned_steps",
+    "steps", "cut_step", "start_ns", "end_ns", "exporter", "files", "hidden_regions", "timing", "cost", "memory",
+    "trace", "diagnosis",
 )  # fmt: skip
 
 
@@ -38,15 +39,17 @@ class Manifest:
         folder: the folder of ``manifest.jsonl``; created with the first line.
 
     Each line has ``run`` (one value for all lines of one `profile`), ``rank``, ``window`` (its number in the
-    schedule, from 1; "step-812" for one that was requested and records from step 812 on), ``opened_by``
-    ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed" or "not
-    reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and last, both
-    included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps`` only if it
-    is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``, ``files``
-    (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no profiler sees
-    them), ``timing`` (see `WindowTiming.timing`; null if nothing was recorded), ``cost`` (see `WindowCost.entry`;
-    null if no window was open), ``memory`` (see `WindowMemory.entry`; null without ``memory="snapshot"``),
-    ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and ``diagnosis`` (like ``files``).
+    schedule, from 1; "step-812" for one that was requested and records from step 812 on), ``phase``
+    and ``phase_of`` (the phase of the program, and the ``run`` of its training; null for training steps),
+    ``opened_by`` ("schedule", and the reasons of requests), ``status`` ("recorded", "partial", "skipped", "failed"
+    or "not reached"), ``reason`` (in words, null without problems), ``planned_steps`` and ``steps`` (first and
+    last, both included; null if there are none), ``cut_step`` (a step that did not end, which is one of ``steps``
+    only if it is the only one; usually null), ``start_ns`` and ``end_ns`` (since the epoch), ``exporter``,
+    ``files`` (``path`` relative to the folder, ``bytes``), ``hidden_regions`` (inside compiled code, where no
+    profiler sees them), ``timing`` (see `WindowTiming.timing`; null if nothing was recorded), ``cost`` (see
+    `WindowCost.entry`; null if no window was open), ``memory`` (see `WindowMemory.entry`; null without
+    ``memory="snapshot"``), ``trace`` (see `trace_counts`; null without a trace of torch.profiler) and
+    ``diagnosis`` (like ``files``).
     """
 
     def __init__(self, folder: Path) -> None:

@@ -188,7 +188,7 @@ def _new_profile(
 
     def new_phase(name: str, schedule: Schedule | str | None) -> Profile:
         return _new_profile(
-            Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name),
+            Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name, phase_of=made.run),
             folder,
             NOTHING if schedule is None else schedule,
             replace(options, on_trace_ready=None, first_step=0, triggers=(), black_box=False, compile_log=False),

@@ -69,12 +69,14 @@ class Driver:
         preemptible: the profile stops when another one starts, and does not start while another one runs.
         keeps_events: whether the last window's events stay in memory for calls after the loop.
         phase: the name of a phase of the program, which the names of windows begin with; empty for training steps.
+        phase_of: the run in the manifest that the phase belongs to; empty for training steps.
     """
 
     steps_hint: str = 'schedule="{}"'
     preemptible: bool = False
     keeps_events: bool = True
     phase: str = ""
+    phase_of: str = ""
 
     @property
     def marks_steps(self) -> bool:
@@ -87,6 +89,6 @@ class Driver:
         return self.steps_hint.startswith("schedule")
 
     @property
-    def takes_first_step(self) -> bool:
-        """Whether the user can give the number of the first step, as not on a command line."""
-        return not self.steps_hint.startswith("--")
+    def on_command_line(self) -> bool:
+        """Whether the user has the options of `instrument run`, and not the arguments of a function."""
+        return self.steps_hint.startswith("--")

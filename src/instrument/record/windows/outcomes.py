@@ -89,6 +89,8 @@ class Outcomes:
         return self.manifest.entry(
             rank=self.rank,
             window=self._windows.label(window),
+            phase=self._driver.phase or None,
+            phase_of=self._driver.phase_of or None,
             opened_by=self._windows.opened_by(window),
             requested=self._windows.is_requested(window),
             planned_steps=(window.active, window.stop - 1 if window.stop < NEVER else None),
@@ -258,7 +260,7 @@ class Outcomes:
                 first == 0
                 and windows
                 and windows[0]["planned_steps"][0] >= steps
-                and self._driver.takes_first_step
+                and not self._driver.on_command_line
             ):
                 fix += "; if the run was resumed, give the number of its first step: first_step="
         else:

@@ -22,7 +22,7 @@ from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
 from ...base.process_id import machine, usable_cores
-from ...base.trace_marks import CORES, MACHINE, OPENED_BY, OWN_WORK
+from ...base.trace_marks import COMMAND, CORES, MACHINE, OPENED_BY, OWN_WORK
 from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
@@ -158,6 +158,11 @@ class WindowRecorder:
         self._run_times = RunTimes()
         self._end_timed_step = self._run_times.end_step  # so that `step` need not look it up
         self._missed_windows: dict[int, Window] = {}  # by number: due at a postponed change
+
+    @property
+    def run(self) -> str:
+        """The value of ``run`` in the lines of the manifest."""
+        return self._outcomes.manifest.run
 
     @property
     def recording_thread(self) -> int | None:
@@ -299,6 +304,8 @@ class WindowRecorder:
                 if self._recording.start_ns is None:
                     reasons = "; ".join(self._schedule.opened_by(window))
                     about = self._metadata | {OPENED_BY: reasons, MACHINE: machine(), CORES: str(usable_cores())}
+                    if self._driver.on_command_line:
+                        about[COMMAND] = "1"
                     with self._recording.cost.stall():
                         self._outcomes.note_open(window)
                 self._recording.step(

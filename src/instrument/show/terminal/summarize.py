@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base.run_folder import entry_of, last_window, traces_in
-from ...base.units import counted, duration
+from ...base.printable import shell_line
+from ...base.run_folder import Phase, entry_of, last_window, phase_of, phases_beside, traces_in, training_of
+from ...base.units import count, counted, duration, steps_text
 from ...read.jobs.ranks import TraceSet
 from ...read.jobs.read import read_any, read_file
 from ...read.measures.region_steps import with_steps
@@ -19,6 +20,8 @@ from ...read.measures.timing import Timing
 from ...read.tables.table import PIP
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, compile_collectives
+from ..text.lines import line
+from .console import Block, Table
 from .summary import summary_text
 
 
@@ -29,12 +32,14 @@ class RecordedRun:
     Attributes:
         folder: the folder.
         rank: the rank.
-        windows: the trace of each window with its line of the manifest, in order.
+        windows: the trace of each window with its line of the manifest, in order: of steps, or of one phase.
+        others: the same of what else the rank recorded in that run: of its phases, or of the training.
     """
 
     folder: Path
     rank: int
     windows: list[tuple[Path, Mapping[str, Any]]]
+    others: list[tuple[Path, Mapping[str, Any]]]
 
     @property
     def hidden(self) -> list[str]:
@@ -45,11 +50,15 @@ class RecordedRun:
     @property
     def title(self) -> str:
         """A title for the windows."""
-        return f"the {len(self.windows)} windows of the last run in {self.folder}"
+        entries = [entry for _, entry in self.windows]
+        number, phase = len({entry.get("window") for entry in entries}), phase_of(entries[-1])
+        windows = f"the {f'{number} windows' if number > 1 else 'window'}{f' of {phase}' if phase else ''}"
+        return f"{windows} of the last run in {self.folder}"
 
-    def before_last(self) -> dict[Path, str]:
-        """Return the traces of the windows before the last one, each with its description."""
-        return {file: f"rank {self.rank}, {_steps(entry)}" for file, entry in self.windows[:-1]}
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases that were recorded beside the windows."""
+        return phases_beside(self.folder, self.windows[-1][1])
 
 
 def find_recorded_run(path: str, traces: TraceSet, rank: int | None = None) -> RecordedRun | None:
@@ -63,18 +72,36 @@ def find_recorded_run(path: str, traces: TraceSet, rank: int | None = None) -> R
     own = files.get(trace.path)
     if own is None:
         return None
-    windows = []
+    run = RecordedRun(Path(path), rank, [], [])
     for file, entry in files.items():
-        if entry.get("run") == own.get("run"):
-            windows.append((file, entry))
+        if training_of(entry) == training_of(own):
+            (run.windows if phase_of(entry) == phase_of(own) else run.others).append((file, entry))
+            traces.left_out.pop(file, None)
         elif entry.get("rank") == own.get("rank"):
             traces.left_out[file] = f"rank {rank}, {_steps(entry)}, another run"
-    return RecordedRun(Path(path), rank, windows)
+    return run
+
+
+def phase_table(run: RecordedRun) -> Iterator[Block]:
+    """Yield the phases that were recorded beside the windows of a run, each with the command that shows it."""
+    if run.phases:
+        show = ["instrument", "summarize", str(run.folder), "--phase"]
+        rows = [
+            [
+                phase.name,
+                count(phase.blocks),
+                "-" if phase.median_ns is None else duration(phase.median_ns),
+                shell_line([*show, phase.name]),
+            ]
+            for phase in run.phases
+        ]
+        yield line()
+        yield Table(["phase, beside the steps above", "blocks", "median", "shown by"], rows)
 
 
 def _steps(entry: Mapping[str, Any]) -> str:
     steps = entry["steps"]
-    return f"steps {'-'.join(map(str, steps))}" if isinstance(steps, list) else "steps"
+    return steps_text(*steps) if isinstance(steps, list) and len(steps) == 2 else "steps"
 
 
 _COLUMNS = {
@@ -122,26 +149,28 @@ def summarize(
     collectives: Collectives = "auto",
     steps_from: str | None = None,
     rank: int | None = None,
+    phase: str | None = None,
 ) -> TraceSummary:
     """Return where the time of the recorded steps went, by region and by operator.
 
     Args:
         trace: a trace, the traces of the ranks of a job, or a path, as of the command; of the folder of a run, all
-            windows of the last run are added up.
+            windows of the last run are added up: those of its steps, if it recorded any, else of its last phase.
         collectives: which kernels communicate, as in `instrument.metrics`.
         steps_from: a regular expression for the names of the regions that are the steps, as in
             `instrument.diagnose`.
         rank: the rank, of several; by default the lowest.
+        phase: the phase of the run, such as "eval", whose blocks are the steps.
 
     Raises:
         TypeError: ``trace`` is none of these.
-        ValueError: ``rank`` has no trace; or no region has such a name.
+        ValueError: ``rank`` has no trace; or no region has such a name; or the run has no such phase.
         TraceError, OSError: a file cannot be read.
     """
     if not isinstance(trace, (Trace, TraceSet, str, os.PathLike)):
         raise TypeError(f'"trace" must be a trace, the traces of several ranks or a path: {trace!r:.200}')
     pattern = compile_collectives(collectives)
-    read = trace if isinstance(trace, (Trace, TraceSet)) else read_any(last_window(os.fspath(trace)))
+    read = trace if isinstance(trace, (Trace, TraceSet)) else read_any(last_window(os.fspath(trace), phase=phase))
     one = _of_rank(read, rank)
     files = [one.path]
     if isinstance(read, TraceSet) and not isinstance(trace, (Trace, TraceSet)):

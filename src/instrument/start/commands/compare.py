@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...explain.comparison.comparison import Comparison
 
 _LIMIT = re.compile(r"slower=(\d+(?:\.\d+)?)%")
-_FAILED, _NOT_COMPARABLE = 1, 2
+_FAILED, _NOT_COMPARABLE, _UNDECIDED = 1, 2, 2
 
 
 def compare_command(
@@ -23,7 +23,10 @@ def compare_command(
     fail_on: str | None = cli.option(
         "slower=N%",
         "End with code 1 if the steps became slower by this much or more (slower=5%), with code 2 "
-        "if the recordings cannot be compared.",
+        "if the recordings cannot be compared or have too few steps to tell.",
+    ),
+    allow_undecided: bool = cli.flag(
+        "--allow-undecided", "With --fail-on, end with code 0 where there are too few steps to tell."
     ),
     as_json: bool = cli.flag("--json", "Print the whole comparison as JSON."),
     as_html: Path | None = cli.HTML,
@@ -48,6 +51,8 @@ def compare_command(
         match = None if fail_on is None else _LIMIT.fullmatch(fail_on)
         if fail_on is not None and match is None:
             raise ValueError(f"--fail-on must be slower=N%, such as slower=5%: {fail_on!r}")
+        if allow_undecided and match is None:
+            raise ValueError("--allow-undecided has no effect without --fail-on")
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
         )
@@ -58,16 +63,16 @@ def compare_command(
     else:
         show(new_console(), comparison_report(change))
     if match is not None:
-        _fail(change, float(match[1]) / 100)
+        _fail(change, float(match[1]) / 100, allow_undecided)
 
 
-def _fail(change: Comparison, limit: float) -> None:
-    """End the command with an error if the steps became slower by ``limit``, or cannot be compared.
+def _fail(change: Comparison, limit: float, allow_undecided: bool) -> None:
+    """End the command with an error if the steps became slower by ``limit``, or nobody can tell.
 
     Raises:
         typer.Exit: with code 1 or 2.
     """
-    from ...explain.comparison.comparison import change_text
+    from ...explain.comparison.comparison import change_text, why_undecided
 
     if change.verdict == "not comparable":
         cli.print_message(f"not comparable: {'; '.join(change.reasons)}")
@@ -75,11 +80,10 @@ def _fail(change: Comparison, limit: float) -> None:
     if change.verdict == "slower" and (change.relative is None or change.relative >= limit):
         cli.print_message(f"slower: {change_text(change)}; --fail-on allows less than {100 * limit:g} %")
         raise typer.Exit(_FAILED)
-    if change.detectable is None or change.detectable > limit:
-        seen = "no" if change.detectable is None else f"only a {100 * change.detectable:.1f} %"
-        cli.print_message(
-            f"{seen} change is sure to be seen in so few steps; --fail-on has a limit of {100 * limit:g} %"
-        )
+    if why := why_undecided(change, limit):
+        cli.print_message(f"cannot tell whether the steps are {100 * limit:g} % slower: {why}")
+        if not allow_undecided:
+            raise typer.Exit(_UNDECIDED)
 
 
 subcommand = cli.subcommand_of(compare_command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +50,9 @@ def summarize(
     rank: int | None = cli.option(
         "N", "The rank to print below the table of ranks, of several: by default the lowest.", min=0
     ),
+    phase: str | None = cli.option(
+        "NAME", "The phase to summarize, of a run that recorded phases beside its steps: --phase eval"
+    ),
     lanes: Path | None = cli.option(
         "OUT",
         "Write a copy of a torch.profiler trace with lanes that show, for each GPU stream, which region "
@@ -61,7 +64,7 @@ def summarize(
 
     TRACE is a trace of torch.profiler (.json, .json.gz), a report of Nsight Systems (.sqlite, .nsys-rep) or of
     rocprofv3 (.json, .db). A folder or a pattern contains the traces of the ranks of one job; for the folder of a
-    run, all windows of the last run are summarized.
+    run, all windows of the last run are summarized, and --json has the numbers of each under "windows".
     """
     from ...read.jobs.ranks import TraceSet
     from ...read.jobs.read import read_any
@@ -81,15 +84,17 @@ def summarize(
             files = f"{counted(len(unfinished), 'trace')} of {path}"
             cli.print_message(f"{files} {_NO_LINE} ({', '.join(map(str, unfinished[:3]))})")
         try:
-            read = read_any(last_window(path))
+            with cli.errors_reported(names={'"phase"': "--phase"}):
+                window = last_window(path, phase=phase)
+            read = read_any(window)
         except (TraceError, OSError) as error:
             cli.print_message(cli.describe(error))
             if snapshots:
                 cli.print_message(how_to_show_snapshots(snapshots, Path(path)))
             failed = True
             continue
-        for window in without_files(Path(path), "failed")[-3:]:
-            cli.print_message(f"{path}, {window}")
+        for failure in without_files(Path(path), "failed")[-3:]:
+            cli.print_message(f"{path}, {failure}")
         with_steps = partial(_with_steps, pattern=steps_from)
         trace = read.map(with_steps) if isinstance(read, TraceSet) else with_steps(read)
         if lanes is not None and isinstance(trace, Trace):
@@ -101,9 +106,13 @@ def summarize(
         run = find_recorded_run(path, trace, rank) if isinstance(trace, TraceSet) else None
         failed = failed or (isinstance(trace, TraceSet) and bool(trace.failed))
         if as_json:
-            if run is not None and isinstance(trace, TraceSet):
-                trace.left_out.update(run.before_last())
+            unread: list[Path] = []
             numbers.append(_numbers(trace, pattern))
+            if isinstance(trace, TraceSet):
+                windows = _numbers_of_windows(path, trace, numbers[-1]["ranks"], pattern, with_steps, unread)
+                numbers[-1]["left_out"] = _as_text(trace.left_out)  # less what was read
+                numbers[-1]["windows"] = windows
+            failed = failed or bool(unread)
             continue
         if len(traces) > 1:
             print_line(console, path, bold=True, space=True)
@@ -170,13 +179,52 @@ def _numbers(trace: Trace | TraceSet, collectives: Collectives) -> dict[str, Any
     return {
         "world_size": trace.world_size,
         "missing": trace.missing,
-        "failed": {str(path): reason for path, reason in trace.failed.items()},
-        "left_out": {str(path): held for path, held in trace.left_out.items()},
+        "failed": _as_text(trace.failed),
+        "left_out": _as_text(trace.left_out),
         "guessed": trace.guessed,
         "clocks": {rank: vars(clock) for rank, clock in trace.clocks.items()},
         "pipelines": [as_dict(each) for each in job_of(trace, collectives).pipelines.pipelines],
         "ranks": [_numbers(one, collectives) | {"rank": rank} for rank, one in trace.items()],
     }
+
+
+def _as_text(files: Mapping[Path, str]) -> dict[str, str]:
+    return {str(path): text for path, text in files.items()}
+
+
+def _numbers_of_windows(
+    path: str,
+    traces: TraceSet,
+    last: Sequence[Mapping[str, Any]],
+    collectives: Collectives,
+    with_steps: Callable[[Trace], Trace],
+    unread: list[Path],
+) -> list[dict[str, Any]]:
+    """Return the numbers of each window of a run, and of its phases, in order of time; empty for other folders.
+
+    Args:
+        path: the folder.
+        traces: the last window of each rank.
+        last: their numbers.
+        collectives: which kernels communicate.
+        with_steps: gives a trace its steps.
+        unread: gets the files that cannot be read, which are reported.
+    """
+    from ...show.terminal.summarize import find_recorded_run
+
+    runs = [find_recorded_run(path, traces, rank) for rank in traces]
+    recorded = [each for run in runs if run is not None for each in (*run.windows, *run.others)]
+    known = {each["path"]: each for each in last}
+    numbers = []
+    for file, entry in sorted(recorded, key=lambda each: (each[1].get("end_ns") or 0, each[0])):
+        own = known.get(str(file))
+        if own is None:
+            trace = _read_window(file, with_steps, unread)
+            own = None if trace is None else _numbers(trace, collectives)
+        if own is not None:
+            about = {"window": entry.get("window"), "phase": entry.get("phase"), "step_numbers": entry["steps"]}
+            numbers.append(about | dict(own) | {"rank": entry.get("rank")})
+    return numbers
 
 
 def _print(
@@ -193,6 +241,8 @@ def _print(
     from ...read.jobs.ranks import TraceSet
     from ...read.measures.timing import Timing
     from ...read.tables.trace import Trace
+    from ...show.terminal.console import show
+    from ...show.terminal.summarize import phase_table
     from ...show.terminal.summary import print_files
     from ...show.terminal.trace_report import print_trace_set, print_windows
 
@@ -209,6 +259,8 @@ def _print(
         )  # fmt: skip
     else:
         print_windows(windows, collectives, expand=expand, console=console)
+    if run is not None:
+        show(console, phase_table(run))
     if first.format == "kineto" and path != "-":
         print_files(files, folder, console=console)
     return not unread
@@ -219,16 +271,25 @@ def _read_windows(run: RecordedRun, held: Trace, steps_from: str | None, unread:
 
     Those that cannot be read are reported, and added to ``unread``.
     """
-    from ...read.jobs.read import read_file
     from ...read.measures.timing import Timing
 
     for file, entry in run.windows:
-        try:
-            trace = held if file == held.path else _with_steps(read_file(file), steps_from)
+        with_steps = partial(_with_steps, pattern=steps_from)
+        trace = held if file == held.path else _read_window(file, with_steps, unread)
+        if trace is not None:
             yield trace, Timing.from_manifest(entry)
-        except (TraceError, OSError) as error:
-            cli.print_message(cli.describe(error))
-            unread.append(file)
+
+
+def _read_window(file: Path, with_steps: Callable[[Trace], Trace], unread: list[Path]) -> Trace | None:
+    """Return the trace of a window; None if it cannot be read, which is reported and added to ``unread``."""
+    from ...read.jobs.read import read_file
+
+    try:
+        return with_steps(read_file(file))
+    except (TraceError, OSError) as error:
+        cli.print_message(cli.describe(error))
+        unread.append(file)
+        return None
 
 
 subcommand = cli.subcommand_of(summarize)
