@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import io
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -10,10 +11,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from instrument.start.doctor import software
+from instrument.start.doctor import profilers, software
 from instrument.start.doctor.machine import Machine, Status
-from instrument.start.doctor.report import examine
+from instrument.start.doctor.report import examine, render
 from instrument.start.doctor.trials import TorchTrial
 from tests.launch.doctor.support import CPU, CUDA, FULL, ROCM, install, put, summary
 
@@ -21,14 +23,29 @@ pytestmark = pytest.mark.vendor
 
 
 def test_nothing_installed(machine: Machine, tools: Callable[..., Path]) -> None:
-    """Missing parts are not problems, except torch."""
+    """Missing parts are not problems: without torch, traces can be read."""
     machine.torch = TorchTrial(failure="import torch ended with code 1")
     machine.viewer = "http://127.0.0.1:1"
-    statuses = {item.name: item.check.status for item in examine(machine)}
-    assert ["torch"] == [name for name, status in statuses.items() if status == "problem"]
+    found = list(examine(machine))
+    statuses = {item.name: item.check.status for item in found}
+    assert "problem" not in statuses.values()
     absent = {name for name, status in statuses.items() if status == "absent"}
-    assert {"GPU", "frameworks", "nsys", "nvtx", "ncu", "rocprof", "vtune", "TensorBoard"} == absent
-    assert "pip install torch" in software.torch(machine).fix
+    tools_and_viewers = {"nsys", "nvtx", "ncu", "rocprof", "vtune", "TensorBoard"}
+    assert {"torch", "torch.profiler", "GPU", "frameworks"} | tools_and_viewers == absent
+    assert "pip install torch" in software.torch(machine).sentence
+    shown = io.StringIO()
+    render(found, console=Console(file=shown, width=100))
+    assert "No problem, 1 note: traces can be read here; recording needs torch." in shown.getvalue()
+
+
+def test_torch_that_cannot_be_imported(machine: Machine) -> None:
+    """It is a problem, unlike a torch that is not installed."""
+    machine.torch = TorchTrial(failure="import torch ended with code 1")
+    install(machine, "torch", "2.13.0")
+    check = software.torch(machine)
+    assert "problem" == check.status
+    assert "import torch ended with code 1" in check.sentence
+    assert "note" == profilers.torch_profiler(machine).status
 
 
 @pytest.mark.parametrize(

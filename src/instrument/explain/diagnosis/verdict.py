@@ -429,9 +429,10 @@ def goodput_of(facts: TraceFacts) -> dict[str, Any]:
     if facts.unknown_gpu:
         reason = facts.unknown_gpu
     elif facts.lacks_operators:
-        reason = f'{facts.lacks_operators}: record with detail="full"'
+        reason = f"{facts.lacks_operators}: record with {facts.to_record(detail='full')}"
     elif not line.flops:
-        reason = "no operator with known operations ran on the GPU: record with record_shapes=True"
+        shapes = facts.to_record(record_shapes=True)
+        reason = f"no operator with known operations ran on the GPU: record with {shapes}"
     elif line.peak_ns is None:
         reason = "the peaks of the GPU are not known" if line.peak is None else "the peak of a type is not known"
     elif share < _MOSTLY:

@@ -18,6 +18,7 @@ from ...base.units import counted, parse_time
 from ...read.measures.synchronizations import COPY, EXPLICIT, columns_of
 from ...read.tables.intervals import clip, total_ns
 from ...read.tables.nest import inside_rows
+from ...read.tables.notes import to_record
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ..metrics.idle import input_ranges
@@ -239,7 +240,8 @@ def _without_syncs(graph: Graph, line: str) -> Change:
         return Change(asynchronous=frozenset(range(len(graph.waits))))
     sites = [context.site for context in contexts_of_waits(graph)]
     if not any(sites):
-        raise ValueError("the trace has no lines of synchronizations: record with with_stack=True")
+        stacks = to_record(graph.trace.metadata, with_stack=True)
+        raise ValueError(f"the trace has no lines of synchronizations: record with {stacks}")
     at_line = [row for row, site in enumerate(sites) if site and _is_at(site, line)]
     if not at_line:
         lines = sorted({str(site) for site in sites if site})

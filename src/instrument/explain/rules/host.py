@@ -104,11 +104,7 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
         Evidence("first_ns", int(lengths[0]), "ns", "Duration of the first step on the CPU."),
         Evidence("usual_ns", usual, "ns", "Median duration of the other steps on the CPU."),
         severity="low",
-        fix=Fix(
-            "Record later steps, after a warm-up.",
-            "instrument.schedule(wait=0, warmup=0, active=3)",
-            "instrument.schedule(wait=5, warmup=2, active=3)",
-        ),
+        fix=facts.after_warm_up("Record later steps, after a warm-up."),
         step=int(facts.trace.steps.number[0]),
     )
 

@@ -254,11 +254,7 @@ def initialization(facts: TraceFacts) -> Iterator[Finding]:
             "initialization",
             [slow],
             f"The driver starts while the trace is recorded ({name} takes {duration(ns)})",
-            Fix(
-                "Record after a warm-up.",
-                "instrument.schedule(wait=0, warmup=0, active=3)",
-                "instrument.schedule(wait=5, warmup=2, active=3)",
-            ),
+            facts.after_warm_up("Record after a warm-up."),
             Evidence("calls", len(slow), "events", "Calls of the driver in the window that take over 100 ms."),
             Evidence("longest", _listed(by_name), "", "Idle time of the GPU during these calls, by name."),
         )

@@ -31,8 +31,8 @@ def _on_gpu(facts: TraceFacts) -> Table:
     rows = facts.memory_events.where(facts.memory_events.allocated_bytes >= 0)
     require(
         rows,
-        "there are neither memory events nor a memory snapshot: record with profile_memory=True or "
-        'memory="snapshot"',
+        "there are neither memory events nor a memory snapshot: record with "
+        f"{facts.to_record(profile_memory=True)} or {facts.to_record(memory='snapshot')}",
     )
     return rows
 

@@ -53,8 +53,8 @@ def stretched_window(facts: TraceFacts, *, ratio: float = 1.3) -> Iterator[Findi
         Evidence("usual_ns", facts.usual_step_ns, "ns", "Median step outside the window."),
         severity="low",
         fix=Fix(
-            'Record less: without stacks, shapes and memory events, or with detail="regions"; or with Nsight '
-            "Systems, which costs less."
+            "Record less: without stacks, shapes and memory events, or with "
+            f"{facts.to_record(detail='regions')}; or with Nsight Systems, which costs less."
         ),
     )
 

@@ -20,6 +20,7 @@ from ...read.memory.snapshot import MemorySnapshot
 from ...read.profilers.compile_log import CompileLog
 from ...read.tables.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ...read.tables.lanes import group_rows
+from ...read.tables.notes import by_command, to_record
 from ...read.tables.steps import launched_before, main_thread, process_of_threads, steps_of_process
 from ...read.tables.table import KERNEL, MEMCPY, Array, Table
 from ...read.tables.trace import Trace
@@ -365,12 +366,28 @@ class TraceFacts:
         if self.trace.operators:
             return None
         detail = self.trace.metadata.get(DETAIL)
-        return "the trace has no operators" + (f', as it was recorded with detail="{detail}"' if detail else "")
+        recorded = self.to_record(detail=str(detail))
+        return "the trace has no operators" + (f", as it was recorded with {recorded}" if detail else "")
+
+    def to_record(self, **argument: Literal[True] | str) -> str:
+        """Return an argument of `instrument.profile` as the user of the trace writes it."""
+        return to_record(self.trace.metadata, **argument)
+
+    def after_warm_up(self, text: str) -> Fix:
+        """Return the fix of what only the first steps show: a later window."""
+        if by_command(self.trace.metadata):
+            return Fix(text, "instrument run -- train.py", "instrument run --wait 5 --warmup 2 -- train.py")
+        return Fix(
+            text,
+            "instrument.schedule(wait=0, warmup=0, active=3)",
+            "instrument.schedule(wait=5, warmup=2, active=3)",
+        )
 
     def require_shapes(self) -> None:
         """Raise `MissingEvidenceError` if there are no operators, or none with shapes."""
-        require(not self.lacks_operators, f'{self.lacks_operators}: record with detail="full"')
-        require(self.trace.operators.shapes.any(), "the trace has no shapes: record with record_shapes=True")
+        full, shapes = self.to_record(detail="full"), self.to_record(record_shapes=True)
+        require(not self.lacks_operators, f"{self.lacks_operators}: record with {full}")
+        require(self.trace.operators.shapes.any(), f"the trace has no shapes: record with {shapes}")
 
     def per_gpu(self, ns: float) -> int:
         """Return a sum of durations of GPU work as time per step: of several GPUs, the mean."""

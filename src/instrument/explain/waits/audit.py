@@ -21,6 +21,7 @@ from ...read.measures.synchronizations import (
     find_synchronizations,
     unknown_calls,
 )
+from ...read.tables.notes import to_record
 from ...read.tables.steps import span
 from ...read.tables.trace import Trace
 from .comments import allowed_at, mistaken_comments
@@ -229,7 +230,7 @@ def _coverage(trace: Trace, count: int, own: int, unattributed: int) -> list[str
     if not trace.frames:
         sentences.append(
             "No Python stacks were recorded: no synchronization has a line. torch.profiler records them with "
-            "with_stack=True."
+            f"{to_record(trace.metadata, with_stack=True)}."
         )
     else:
         sentences.append(

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..tables.intervals import covered_ns, merge_overlaps
 from ..tables.lanes import latest, map_unique
-from ..tables.notes import process_groups
+from ..tables.notes import process_groups, to_record
 from ..tables.steps import StepIndex
 from ..tables.table import KERNEL, TRANSFERS, Array, Table, natural
 from ..tables.trace import Trace
@@ -141,7 +141,9 @@ def _other_ends(trace: Trace, rows: Array) -> tuple[Array, Array, str]:
 
     peer[unnamed] = map_unique(operators.scalars[rows[unnamed]], rank_of)
     lost = (
-        "the calls do not say to which rank: record with record_shapes=True" if (peer[unnamed] < 0).any() else ""
+        f"the calls do not say to which rank: record with {to_record(trace.metadata, record_shapes=True)}"
+        if (peer[unnamed] < 0).any()
+        else ""
     )
     return peer, group, lost
 

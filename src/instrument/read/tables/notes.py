@@ -1,18 +1,34 @@
-"""Reads what merged and slim traces say, in their metadata, of the files that they were made from."""
+"""Reads what traces say in their metadata: of the files that they were made from, and how they were recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from ...base.trace_marks import MERGE, SLIM
+from ...base.trace_marks import COMMAND, MERGE, SLIM
 from .lanes import map_unique, map_unique_pairs
 from .table import Array
 from .trace import ReadLosses
 
 _ON_GPU = ("gpu", "gpu_regions", "syncs")
+
+
+_OPTIONS = {"record_shapes": "--shapes", "with_stack": "--stacks", "profile_memory": "--memory events"}
+
+
+def by_command(metadata: Mapping[str, Any]) -> bool:
+    """Return whether `instrument run` recorded a trace, so that its user has options, and no arguments."""
+    return COMMAND in metadata
+
+
+def to_record(metadata: Mapping[str, Any], **argument: Literal[True] | str) -> str:
+    """Return an argument of `instrument.profile` as the user of a trace writes it, perhaps as an option."""
+    ((name, value),) = argument.items()
+    if by_command(metadata):
+        return _OPTIONS.get(name) or f"--{name} {value}"
+    return f"{name}=True" if value is True else f'{name}="{value}"'
 
 
 def merge_note(metadata: Mapping[str, Any]) -> Mapping[str, Any]:

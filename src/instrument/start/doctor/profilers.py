@@ -18,6 +18,8 @@ def torch_profiler(machine: Machine) -> Check:
     trial = machine.torch
     facts = {"proved": trial.region, "gpu": trial.kernel}
     if not trial.version:
+        if not machine.package("torch"):
+            return Check("absent", "not checked, as torch is not installed", facts=facts)
         return Check("note", "not checked, as torch cannot be used", facts=facts)
     if trial.failure:
         return Check("problem", trial.failure, "instrument run --profiler nsys, where nsys is installed", facts)

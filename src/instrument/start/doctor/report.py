@@ -128,6 +128,8 @@ def _conclusion(shown: Sequence[CheckResult]) -> str:
     noted = f", {counted(notes, 'note')}" if notes else ""
     if problems:
         return f"{counted(problems, 'problem')}{noted}."
+    if any(item.name == "torch" and item.check.status == "absent" for item in shown):
+        return f"No problem{noted}: traces can be read here; recording needs torch."
     return f"No problem{noted}: everything installed records here."
 
 

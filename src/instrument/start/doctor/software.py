@@ -45,7 +45,8 @@ def torch(machine: Machine) -> Check:
     trial = machine.torch
     if not trial.version:
         if not machine.package("torch"):
-            return Check("problem", "not installed", f"{sys.executable} -m pip install torch")
+            sentence = f"not installed: traces can be read here; to record, {sys.executable} -m pip install torch"
+            return Check("absent", sentence)
         fix = f"{sys.executable} -c 'import torch' shows the error"
         return Check("problem", f"{machine.package('torch')} cannot be used: {trial.failure}", fix)
     built = f"CUDA {trial.cuda}" if trial.cuda else f"ROCm {trial.rocm}" if trial.rocm else "the CPU"
