@@ -98,33 +98,33 @@ def test_lane(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--without", "slow"], '"without" must hold dataloader, copies, sync, sync:FILE:LINE or region:NAME'),
+        (["--without", "slow"], "--without must hold dataloader, copies, sync, sync:FILE:LINE or region:NAME"),
         (["--without", "region:slw"], "no region 'slw'; close names are: slow"),
         (["--without", "dataloader"], "the trace has no ranges of a DataLoader"),
         (["--without", "copies"], "the trace has no memcpys"),
         (["--without", "sync:train.py:3"], "the trace has no lines of synchronizations"),
         (["--speed", "sgemm"], "such as kernel:gemm=2x: 'sgemm'"),
         (["--speed", "kernel:=2x"], "such as kernel:gemm=2x: 'kernel:=2x'"),
-        (["--speed", "kernel:sgemm=0x"], '"speed" must hold numbers from 0.001 on: 0.0'),
-        (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], '"speed" must hold each regular expression once'),
-        (["--without", "sync:"], '"without" must hold dataloader'),
-        (["--speed", "kernel:(=2x"], '"speed" must hold regular expressions'),
+        (["--speed", "kernel:sgemm=0x"], "--speed must hold numbers from 0.001 on: 0.0"),
+        (["--speed", "kernel:a=2x", "--speed", "kernel:a=3x"], "--speed must hold each regular expression once"),
+        (["--without", "sync:"], "--without must hold dataloader"),
+        (["--speed", "kernel:(=2x"], "--speed must hold regular expressions"),
         (["--speed", "kernel:nothing=2x"], "no kernel, memcpy or memset has a name with 'nothing'"),
         (["--speed", "region:slw=2x"], "no region 'slw'; close names are: slow"),
-        (["--speed", "region:=2x"], '"speed" must hold kernel:REGEX=Nx or region:NAME=Nx'),
-        (["--launch", "2x"], "\"launch\" must be a part from 0 to 1, such as 0.1x: '2x'"),
-        (["--launch", "fast"], "\"launch\" must be a part from 0 to 1, such as 0.1x: 'fast'"),
-        (["--replace", "sgemm"], '"replace" must hold kernel:REGEX=DURATION, such as kernel:gemm=50us'),
-        (["--replace", "sgemm=50"], '"replace" must be a number > 0 with a unit (ns, us, ms, s)'),
+        (["--speed", "region:=2x"], "--speed must hold kernel:REGEX=Nx or region:NAME=Nx"),
+        (["--launch", "2x"], "--launch must be a part from 0 to 1, such as 0.1x: '2x'"),
+        (["--launch", "fast"], "--launch must be a part from 0 to 1, such as 0.1x: 'fast'"),
+        (["--replace", "sgemm"], "--replace must hold kernel:REGEX=DURATION, such as kernel:gemm=50us"),
+        (["--replace", "sgemm=50"], "--replace must be a number > 0 with a unit (ns, us, ms, s)"),
         (["--replace", "nothing=50us"], "no kernel, memcpy or memset has a name with 'nothing'"),
-        (["--workers", "0"], "\"workers\" must be a number from 1, or how many times as many, such as 2x: '0'"),
+        (["--workers", "0"], "--workers must be a number from 1, or how many times as many, such as 2x: '0'"),
         (["--workers", "4"], "the trace has no ranges of a DataLoader"),
-        (["--fuse", "model"], '"fuse" must hold "optimizer": \'model\''),
+        (["--fuse", "model"], "--fuse must hold \"optimizer\": 'model'"),
         (["--fuse", "optimizer"], "the trace has no range of an optimizer"),
-        (["--fix", "fp32"], "\"fix\" must hold names of rules, which docs/rules.md lists: 'fp32'"),
+        (["--fix", "fp32"], "--fix must hold names of rules, which docs/rules.md lists: 'fp32'"),
         (["--fix", "input-wait"], "the rule 'input-wait' abstains: the trace has no ranges of a DataLoader"),
         (["--fix", "memory-growth"], "the rule 'memory-growth' "),
-        (["--overlap", "copies"], '"overlap" must hold "communication": \'copies\''),
+        (["--overlap", "copies"], "--overlap must hold \"communication\": 'copies'"),
         (["--overlap", "communication"], "the trace has no kernels that communicate"),
     ],
 )
@@ -140,5 +140,5 @@ def test_nothing_to_replay(tmp_path: Path) -> None:
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1, "pid": 0, "tid": 7}]}'
     )
     assert "No prediction: the trace has no events on the CPU." in whatif(path, "--without", "sync")
-    assert '"without" must hold' in whatif(path, "--without", "everything", code=2)
+    assert "--without must hold" in whatif(path, "--without", "everything", code=2)
     assert "no critical path can be added" in whatif(path, "--add-critical-path", tmp_path / "out.json", code=2)

@@ -119,13 +119,16 @@ def exit_unusable(reason: object) -> typer.Exit:
     return typer.Exit(2)
 
 
+_NAMES = {'"rank"': "--rank", '"steps_from"': "--steps-from", '"collectives"': "--collectives"}
+
+
 @contextmanager
 def errors_reported(unreadable: int = 1, names: Mapping[str, str] | None = None) -> Iterator[None]:
     """End the command with a message where the body fails.
 
     Args:
         unreadable: the exit code if a file cannot be read; it is 2 for wrong arguments.
-        names: the options by the names that the library's messages have for them.
+        names: the options by the names that the library's messages have for them, besides `_NAMES`.
 
     Raises:
         typer.Exit: the body failed.
@@ -134,7 +137,7 @@ def errors_reported(unreadable: int = 1, names: Mapping[str, str] | None = None)
         yield
     except (OSError, ValueError, TypeError) as error:
         message = describe(error)
-        for name, option_name in (names or {}).items():
+        for name, option_name in {**_NAMES, **(names or {})}.items():
             message = message.replace(name, option_name)
         print_message(message)
         raise typer.Exit(unreadable if isinstance(error, (OSError, TraceError)) else 2) from None

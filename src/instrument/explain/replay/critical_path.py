@@ -18,7 +18,7 @@ from ...read.kineto.insert_events import (
     taken_lanes,
 )
 from ...read.measures.synchronizations import columns_of
-from ...read.tables.intervals import Intervals, covered_ns
+from ...read.tables.intervals import Intervals, covered_ns, union
 from ...read.tables.lanes import group_rows
 from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
@@ -179,7 +179,7 @@ def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> Edg
     target, kind = replayed.edges.target[chain], replayed.edges.kind[chain]
     on_gpu, returns = graph.work[target] >= 0, np.isin(kind, (CALLED, RETURNED))
     late = np.where(on_gpu, np.clip(replayed.edges.delay_ns[chain], 0, np.maximum(took, 0)), 0)
-    waited = np.where(on_gpu, 0, np.minimum(graph.inside_ns(replayed.edges, chain, graph.batches), took))
+    waited = np.where(on_gpu, 0, np.minimum(_in_batches(graph, replayed, chain), took))
     blocked = np.zeros(len(graph.recorded_ns), np.int64)
     blocked[graph.return_nodes] = columns_of(graph.waits, "blocked_ns")[0]
     work = np.where(on_gpu | returns, 0, took - waited)
@@ -189,6 +189,14 @@ def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> Edg
     lead = lead - np.minimum(np.minimum.accumulate(lead), 0)
     held_up = np.where(work != 0, np.concatenate(([0], lead[:-1])) - lead, 0)
     return EdgeTimes(late, waited, held_up, took - late - waited - held_up)
+
+
+def _in_batches(graph: Graph, replayed: Replay, chain: Array) -> Array:
+    """Return for how long each edge waits for a batch, without the times that a change removes."""
+    removed = {thread: replayed.removed[thread] for thread in graph.batches if thread in replayed.removed}
+    either = {thread: union(times, removed.get(thread, NO_TIMES)) for thread, times in graph.batches.items()}
+    inside = graph.inside_ns(replayed.edges, chain, either)
+    return inside - graph.inside_ns(replayed.edges, chain, removed)
 
 
 def _segments(graph: Graph, replayed: Replay, classes: Array, chain: list[int]) -> Iterator[Segment]:

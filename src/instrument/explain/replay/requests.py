@@ -94,6 +94,12 @@ class Request:
             yield f"with {name} taking {length}", _with_length(graph, name, length)
         if overlap:
             yield "with overlapped communication", _overlapped(replayer)
+        for argument, given in (("fuse", fuse), ("launch", launch is not None)):
+            if given and not graph.trace.gpu:
+                raise ValueError(
+                    f'"{argument}": the trace has no GPU work, so the CPU computes and does not launch; '
+                    "--speed region:NAME=2x predicts a region that is faster"
+                )
         if fuse:
             yield "with a fused optimizer", fused_optimizer(graph)
         if workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -56,13 +57,14 @@ def whatif_command(
     from ...explain.diagnosis.chosen_trace import reject_snapshot
     from ...explain.diagnosis.diagnose import read_facts
     from ...explain.replay.critical_path import CATEGORY, add_critical_path, critical_path
+    from ...explain.replay.requests import Request
     from ...explain.replay.what_if import what_if
     from ...explain.rules.rule import fix_of
     from ...read.kineto.insert_events import check_copy
     from ...show.terminal.changes import what_if_report
     from ...show.terminal.console import new_console, show
 
-    with cli.errors_reported():
+    with cli.errors_reported(names={f'"{each.name}"': f"--{each.name}" for each in fields(Request)}):
         read = read_facts(trace, collectives=collectives, steps_from=steps_from, rank=rank)
         reject_snapshot(read.facts.trace)
         replayer = read.facts.replayer
