@@ -139,6 +139,15 @@ def test_typical_needs_most_of_the_time(share: float, word: bool) -> None:
 def test_too_few_steps_say_nothing() -> None:
     """A handful of steps has no regularity."""
     assert [] == list(lengths_of([25 * MS] * 9).sentences())
+    assert [] == list(replace(lengths_of([25 * MS] * 20), typical_ns=0).sentences())  # a file that is damaged
+
+
+def test_the_time_of_recording() -> None:
+    """What the windows cost is no part of the steps, and is named if it is much."""
+    lengths = lengths_of([25 * MS] * 20)
+    (little,), (much,) = (list(replace(lengths, recording_ns=ns).sentences()) for ns in (MS, 250 * MS))
+    assert "recording" not in little
+    assert much.startswith("20 steps in 500 ms, beside 250 ms of recording: typical steps")
 
 
 def test_json_round_trip() -> None:

@@ -102,7 +102,7 @@ class RunLengths:
     @property
     def are_enough(self) -> bool:
         """Whether there are enough steps to say where the time is."""
-        return self.steps >= _MIN_STEPS
+        return self.steps >= _MIN_STEPS and self.loop_ns > 0
 
     @property
     def loop_ns(self) -> int:
@@ -145,7 +145,9 @@ class RunLengths:
         if not self.are_enough:
             return
         start = f", after {duration(self.start_ns)} of start" * (self.start_ns > self.loop_ns / 4)
-        said = f"{self.steps:,} steps in {duration(self.loop_ns)}{start}:"
+        worth = self.recording_ns >= _MIN_SHARE * self.loop_ns
+        recording = f", beside {duration(self.recording_ns)} of recording" * worth
+        said = f"{self.steps:,} steps in {duration(self.loop_ns)}{start}{recording}:"
         if self.are_typical:
             share, each = self._share(self.typical_ns), duration(self.usual_ns)
             yield f"{said} typical steps, {each} each, are {share} of it"

@@ -269,6 +269,8 @@ class _CpuWork:
 
 def _scaled(times: Array, total: int) -> Array:
     """Return times in the same proportions that add up to a total."""
+    if len(times) < 2:
+        return np.full(len(times), total, np.int64)
     share = times if times.any() else np.ones_like(times)
     scaled: Array = np.diff(np.rint(np.cumsum(share) * (total / max(int(share.sum()), 1))), prepend=0)
     return scaled.astype(np.int64)
