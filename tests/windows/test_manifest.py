@@ -65,6 +65,8 @@ def test_a_recorded_window(out: Path) -> None:
     expected = {
         "rank": 0,
         "window": 1,
+        "phase": None,
+        "phase_of": None,
         "opened_by": ["schedule"],
         "requested": False,
         "status": "recorded",
