@@ -433,11 +433,10 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     ``definition``), ``memory_snapshot`` (null, or what `instrument.read.memory.snapshot.as_dict` returns of the
     GPU with the highest peak), ``abstained`` and ``failed`` (rule and reason), ``ignored`` and ``replaced``
     (rules), ``thresholds`` (those that were changed, by rule), ``left_out`` (file and what it holds), ``source``
-    (the file and rank, if they were chosen from several), ``phases`` (which the run
-    recorded beside the steps: each ``name``, the number of its ``blocks``, their ``median_ns`` or null, and the
-    folder of its last ``window``), ``steps_from`` (the regions that are the steps; empty
-    for marked steps), ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why the window was opened;
-    empty if unknown),
+    (the file and rank, if they were chosen from several), ``phases`` (which the run recorded
+    beside the steps: each ``name``, the number of its ``blocks``, their ``median_ns`` or null, and the folder of
+    its last ``window``), ``steps_from`` (the regions that are the steps; empty for marked steps),
+    ``merged_ranks`` (of a merged trace; else empty), ``opened_by`` (why the window was opened; empty if unknown),
     ``job`` (null for one trace, or ``world_size``, ``ranks`` that were read, ``missing`` ones, ``guessed``
     ones that no file names, ``damaged`` files by rank with what is wrong, ``unreadable`` files with the reason,
     ``even_ranks`` (null, or ``step_ns`` and ``even_ns``), ``pipelines`` (each with its ``stages``),

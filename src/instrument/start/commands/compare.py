@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...explain.comparison.comparison import Comparison
 
 _LIMIT = re.compile(r"slower=(\d+(?:\.\d+)?)%")
-_FAILED, _NOT_COMPARABLE, _UNDECIDED = 1, 2, 2
+_FAILED, _UNDECIDED = 1, 2
 
 
 def compare_command(
@@ -24,9 +24,6 @@ def compare_command(
         "slower=N%",
         "End with code 1 if the steps became slower by this much or more (slower=5%), with code 2 "
         "if the recordings cannot be compared or have too few steps to tell.",
-    ),
-    allow_undecided: bool = cli.flag(
-        "--allow-undecided", "With --fail-on, end with code 0 where there are too few steps to tell."
     ),
     as_json: bool = cli.flag("--json", "Print the whole comparison as JSON."),
     as_html: Path | None = cli.HTML,
@@ -51,8 +48,6 @@ def compare_command(
         match = None if fail_on is None else _LIMIT.fullmatch(fail_on)
         if fail_on is not None and match is None:
             raise ValueError(f"--fail-on must be slower=N%, such as slower=5%: {fail_on!r}")
-        if allow_undecided and match is None:
-            raise ValueError("--allow-undecided has no effect without --fail-on")
         change = compare(
             before, after, collectives=compile_collectives(collectives), steps_from=steps_from, rank=rank
         )
@@ -63,10 +58,10 @@ def compare_command(
     else:
         show(new_console(), comparison_report(change))
     if match is not None:
-        _fail(change, float(match[1]) / 100, allow_undecided)
+        _fail(change, float(match[1]) / 100)
 
 
-def _fail(change: Comparison, limit: float, allow_undecided: bool) -> None:
+def _fail(change: Comparison, limit: float) -> None:
     """End the command with an error if the steps became slower by ``limit``, or nobody can tell.
 
     Raises:
@@ -76,14 +71,13 @@ def _fail(change: Comparison, limit: float, allow_undecided: bool) -> None:
 
     if change.verdict == "not comparable":
         cli.print_message(f"not comparable: {'; '.join(change.reasons)}")
-        raise typer.Exit(_NOT_COMPARABLE)
+        raise typer.Exit(_UNDECIDED)
     if change.verdict == "slower" and (change.relative is None or change.relative >= limit):
         cli.print_message(f"slower: {change_text(change)}; --fail-on allows less than {100 * limit:g} %")
         raise typer.Exit(_FAILED)
     if why := why_undecided(change, limit):
         cli.print_message(f"cannot tell whether the steps are {100 * limit:g} % slower: {why}")
-        if not allow_undecided:
-            raise typer.Exit(_UNDECIDED)
+        raise typer.Exit(_UNDECIDED)
 
 
 subcommand = cli.subcommand_of(compare_command)
