@@ -43,6 +43,9 @@ def test_sigterm(tmp_path: Path, handler: str, code: int) -> None:
     assert entry["status"] == "partial"
     assert entry["files"]
     assert "Where the step went" in done.stderr
+    if not handler:
+        assert "SIGTERM ended the program" in entry["reason"]
+        assert "SIGTERM ended the program." in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -140,7 +141,7 @@ FORKING = """
                     torch.ones(3).sum()
                     prof.step()
                 prof.stop()
-                os._exit(5)  # as multiprocessing does; after sys.exit torch's profiler hangs
+                os._exit(5)  # as multiprocessing does
             statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
             for number in range(4):
                 prof.step()
@@ -162,6 +163,41 @@ def test_a_fork_in_a_window(tmp_path: Path) -> None:
     assert [(1, "recorded"), (2, "recorded")] == statuses(entries)
     assert entries == manifest(tmp_path / "out")
     assert [[2, 3], [6, 7]] == recorded(tmp_path / "out")
+
+
+ENDING_FORK = """
+    import os, signal, sys
+    import torch, instrument
+
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with instrument.profile(sys.argv[1], schedule=instrument.schedule("2-4")) as prof:
+        for number in range(8):
+            model(torch.ones(2)).sum().backward()
+            optimizer.step()
+            prof.step()
+            if number == {number}:
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(30)
+                    print("the child's output", flush=False)
+                    {ending}
+    if child:
+        print("status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems cannot end a process without destructors")
+@pytest.mark.parametrize(
+    ("number", "ending", "status"),
+    [(3, "sys.exit(3)", 3), (3, "raise KeyError", 1), (3, "break", 0), (6, "break", 0)],
+)
+def test_a_fork_ends_as_without_a_window(tmp_path: Path, number: int, ending: str, status: int) -> None:
+    """A child that ends like any program neither hangs nor crashes, in a window and after one."""
+    script = programs.program(ENDING_FORK.format(number=number, ending=ending), tmp_path)
+    done = warm.run(programs.python(script, [str(tmp_path / "out")]), programs.environment(), check=True)
+    assert ["the child's output", f"status {status}"] == done.stdout.splitlines()
+    assert [(1, "recorded")] == statuses(manifest(tmp_path / "out"))
 
 
 def test_a_fork_that_abandons_a_profile_keeps_the_parents_windows(out: Path) -> None:

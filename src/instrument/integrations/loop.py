@@ -267,12 +267,12 @@ class Loop:
             self._begin(late=False)
 
     @guard.contained(FEATURE)
-    def stop(self, *, complete: bool = False, interrupted: bool = False) -> None:
+    def stop(self, *, complete: bool = False, interrupted: str = "") -> None:
         """Close every open region, write an open window, and remove every hook.
 
         Args:
             complete: the current step ran to its end without a call of `step`.
-            interrupted: the current step was running.
+            interrupted: what interrupted the current step, for the manifest.
         """
         if not self.running:
             return
@@ -285,7 +285,7 @@ class Loop:
             self._profile.end(
                 begun=not (complete or inside or interrupted),
                 complete=complete,
-                error=sys.exc_info()[1] or uncaught_error() if inside else None,
+                error=interrupted or (sys.exc_info()[1] or uncaught_error() if inside else None),
             )
         while self._handles:
             with guard.contained(FEATURE):

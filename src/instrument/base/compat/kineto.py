@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..interrupts import Suppressed
+from ..interrupts import Suppressed, c_library
 from ..live_objects import live_objects
 from ..patch import Patch
 from . import profilers
@@ -250,6 +250,21 @@ def end_record_functions(ranges: Iterable[Any]) -> None:
         for context in ranges:
             if context.record is not None:
                 leave(context.record)
+
+
+def end_forks_without_destructors() -> None:
+    """Have processes that are forked from now on skip the C++ destructors at their end, where the system can.
+
+    The destructor of Kineto's ``ConfigLoader`` waits for a thread that a fork does not have: it hangs or aborts.
+    """
+    libc = c_library()
+    if hasattr(os, "register_at_fork") and hasattr(libc, "on_exit"):
+        os.register_at_fork(after_in_child=functools.partial(_end_without_destructors, libc))
+
+
+def _end_without_destructors(libc: Any) -> None:
+    libc.on_exit(libc._exit, None)  # gets the exit status; handlers that were registered earlier are not called
+    libc.__cxa_atexit(libc.fflush, None, None)  # runs before it, as exit itself flushes last
 
 
 _LEVEL_ERROR, _LEVEL_USDT = 4, 5  # Kineto's severities: what torch lets it print, and that of these lines

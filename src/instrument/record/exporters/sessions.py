@@ -56,6 +56,7 @@ class Sessions:
         """Follow the profilers from now on."""
         if not self._following_profilers:
             self._following_profilers = True
+            kineto.end_forks_without_destructors()
             for prepared in kineto.prepared_profilers():
                 self.before_prepare(prepared)
             apply(kineto.session_patches(self), self._patches)

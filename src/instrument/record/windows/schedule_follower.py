@@ -232,19 +232,21 @@ class ScheduleFollower(WindowRecorder):
         self.end(begun=self.step_num > self._first)
 
     @guard.contained(FEATURE)
-    def end(self, *, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> None:
+    def end(
+        self, *, begun: bool = False, complete: bool = False, error: BaseException | str | None = None
+    ) -> None:
         """Stop as `stop` does, given the progress of the current step.
 
         Args:
             begun: `step` announced the current step, as after a loop's last iteration; it may never have run.
             complete: the current step ran to its end without a call of `step`, and counts.
-            error: what ended the loop, for the manifest; None if it ended otherwise.
+            error: what ended the loop, an error or words, for the manifest; None if it ended otherwise.
         """
         self._request_change(self._end, begun, complete, error)
         self.step_num += complete
 
     @guard.contained(FEATURE)
-    def _end(self, begun: bool, complete: bool = False, error: BaseException | None = None) -> None:
+    def _end(self, begun: bool, complete: bool = False, error: BaseException | str | None = None) -> None:
         try:
             mine = self._end_windows(begun, complete, error)
         except BaseException:
@@ -255,7 +257,7 @@ class ScheduleFollower(WindowRecorder):
         if mine:
             self._finish()
 
-    def _end_windows(self, begun: bool, complete: bool, error: BaseException | None) -> bool:
+    def _end_windows(self, begun: bool, complete: bool, error: BaseException | str | None) -> bool:
         """Close an open window and account for those not reached; return False if this was done."""
         if not self._end_run(begun, complete, error):
             return False
@@ -272,7 +274,9 @@ class ScheduleFollower(WindowRecorder):
                 self._outcomes.note_not_reached(self._schedule.after(self._last_finished_index), self._end_reason)
         return True
 
-    def _end_run(self, begun: bool = False, complete: bool = False, error: BaseException | None = None) -> bool:
+    def _end_run(
+        self, begun: bool = False, complete: bool = False, error: BaseException | str | None = None
+    ) -> bool:
         """End the run; return False if it had ended and nothing is left to do."""
         started = self._started
         if started:
@@ -282,7 +286,8 @@ class ScheduleFollower(WindowRecorder):
             if not self._paused:
                 self._end_reason = loop_ended(self.step_num, begun=begun, complete=complete, error=error)
             elif error is not None:
-                self._end_reason += f"; the program ended with {first_line(error)}"
+                ended = "" if isinstance(error, str) else "the program ended with "
+                self._end_reason += f"; {ended}{first_line(error)}"
             if self._postponement_reason:
                 self._end_reason += f"; {self._postponement_reason}"
             self._started, self._paused, self._end_was_interrupted, self._next_due_step = False, False, True, NEVER
@@ -321,10 +326,10 @@ class ScheduleFollower(WindowRecorder):
                 call()
 
     @classmethod
-    def stop_all(cls) -> None:
-        """Stop every running profile, as the program is interrupted in its current step."""
+    def stop_all(cls, reason: str) -> None:
+        """Stop every running profile, as the program is interrupted in its current step for ``reason``."""
         for profile in list(running_profiles):
-            profile.end()
+            profile.end(error=reason)
 
     @guard.contained(FEATURE)
     def _exit(self) -> None:

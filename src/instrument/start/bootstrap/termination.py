@@ -24,6 +24,7 @@ from ...record.windows.profile import Profile
 from ...record.windows.window_recorder import ChangeQueue
 
 FEATURE = "handling SIGTERM"
+_REASON = "SIGTERM ended the program"
 _PACKAGE = Path(__file__).parents[2]
 _RECORDING = ("record/windows", "record/planning", "record/handover", "record/exporters", "integrations/loop.py")
 _RECORDING_PATHS = tuple(str(_PACKAGE / path) for path in _RECORDING)
@@ -150,8 +151,8 @@ class Termination:
             with guard.contained("saving at SIGTERM"), gpu_wait.at_most(_GPU_S):
                 loop = self._loop()
                 if loop is not None:
-                    loop.stop(interrupted=True)
-                Profile.stop_all()
+                    loop.stop(interrupted=_REASON)
+                Profile.stop_all(_REASON)
         finally:  # also if an error is raised
             _end_process()
 
