@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from instrument.record.windows.run_times import StepTally
 MS = 1_000_000
 
 
-def lengths_of(lengths_ns: Sequence[int], first: int = 0, **outside: int) -> RunLengths:
+def lengths_of(lengths_ns: Sequence[int], first: int = 0, **outside: Any) -> RunLengths:
     tally = StepTally()
     tally.add(first, lengths_ns)
     judged = tally.judged()
@@ -107,6 +108,31 @@ def test_stalls_of_epochs() -> None:
     ] == list(lengths_of(steps, 1).sentences())
 
 
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [
+        ((0, 6, 12, 18), "every 6th step, the first of each epoch, of about 525 ms (6, 12, 18) 76 %"),
+        ((0, 7, 13, 19), "every 6th step of about 525 ms (6, 12, 18) 76 %"),
+        (tuple(range(0, 24, 2)), "every 6th step of about 525 ms (6, 12, 18) 76 %"),  # most epochs begin as usual
+        ((0, 6), "every 6th step of about 525 ms (6, 12, 18) 76 %"),  # one may be chance
+    ],
+)
+def test_stalls_at_the_begin_of_epochs(epochs: tuple[int, ...], said: str) -> None:
+    """Where slow steps are the first of epochs, and epochs begin with a slow step, the sentence says that."""
+    steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
+    assert next(lengths_of(steps, 1, epochs=epochs).sentences()).endswith(f" and {said}")
+
+
+def test_epochs_of_different_lengths() -> None:
+    """Stalls without a period are explained by epochs, too."""
+    lengths = lengths_of(
+        [525 * MS if step in (4, 13, 18) else 25 * MS for step in range(24)], epochs=(0, 4, 13, 18)
+    )
+    said, advice = lengths.sentences()
+    assert said.endswith("and the first step of each epoch of about 525 ms (4, 13, 18) 75 %")
+    assert "No window shows a slow step; record one with --steps 12-14" == advice
+
+
 def test_a_window_that_shows_a_stall_needs_no_advice() -> None:
     """Once a slow step is recorded, nothing needs to be recorded."""
     steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
@@ -152,8 +178,8 @@ def test_the_time_of_recording() -> None:
 
 def test_json_round_trip() -> None:
     """What is written to the manifest is read again."""
-    lengths = replace(lengths_of([25, 25, 900, 25]), recorded=(2,))
-    assert lengths == RunLengths.from_json({**lengths.as_json(), "slow": [[2, 900]], "recorded": [2]})
+    lengths = replace(lengths_of([25, 25, 900, 25]), recorded=(2,), epochs=(0, 2))
+    assert lengths == RunLengths.from_json(json.loads(json.dumps(lengths.as_json())))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +187,7 @@ def test_json_round_trip() -> None:
 )
 def test_foreign_json_is_not_read(change: dict[str, Any]) -> None:
     """Lengths that this library did not write are left out."""
-    good = {**lengths_of([25, 25, 25]).as_json(), "slow": [], "recorded": []}
+    good = {**lengths_of([25, 25, 25]).as_json(), "slow": [], "recorded": [], "epochs": []}
     assert RunLengths.from_json(good) is not None
     assert RunLengths.from_json({**good, **change}) is None
     assert RunLengths.from_json(None) is None

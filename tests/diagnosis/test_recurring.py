@@ -125,6 +125,15 @@ def test_whatif_knows_the_lengths_of_the_run(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["win_ns"] == pytest.approx(finding.win_ns, rel=0.01)
 
 
+def test_the_trace_shows_where_epochs_begin() -> None:
+    """The title says that slow steps begin epochs, if the trace shows that and the run does not say it."""
+    facts = epochs(500, steps=range(11, 14), timing=stalls(12, every=6))
+    (finding,) = recurring_slow_steps(facts)
+    assert finding.title.startswith("Every 6th step, the first of each epoch, takes 5.00 ms instead of 1.00 ms")
+    (other,) = recurring_slow_steps(epochs(500, steps=range(11, 14), timing=stalls(13, every=13)))
+    assert other.title.startswith("Every 13th step takes")
+
+
 def test_slow_workers_are_still_found() -> None:
     """A loop that waits in every step waits for its workers, whatever happens at an epoch."""
     assert [1] == [len(found("input-wait", epochs(60, wait_ms=60)))]

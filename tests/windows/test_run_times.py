@@ -98,6 +98,18 @@ def test_memory_does_not_grow() -> None:
     assert grown < 200_000
 
 
+def test_the_first_steps_of_epochs(out: Path, clock: Clock) -> None:
+    """Each loop over `instrument.steps` begins an epoch; stalls there are said to be at its first step."""
+    for _ in range(5):
+        loop = instrument.steps(range(6), out, at="2", exporter=Recorder())
+        for item in loop:
+            clock.now += 100 if item else 900
+    loop.profile.stop()
+    lengths = lengths_of_run(out)
+    assert (0, 6, 12, 18, 24) == lengths.epochs
+    assert "every 6th step, the first of each epoch," in next(lengths.sentences())
+
+
 def test_time_outside_of_steps(out: Path, clock: Clock) -> None:
     """Time between two loops and in a phase belongs to no step."""
 

@@ -22,23 +22,30 @@ _ALIKE = (
     1.5  # slow steps of one family: sorted by length, none is more than so many times as long as the one before
 )
 _FAMILIES = 4  # that are looked at, those of the longest steps first
-_MIN_PERIOD = 2
+_MIN_PERIOD, _MIN_EPOCHS = 2, 2
 _UNEVEN_PERIOD, _UNEVEN_MEMBERS = 8, 6  # from which distances may differ by one: chance rarely does that
 _NAMED = 6
 
 
 class Recurrence(NamedTuple):
-    """Slow steps of like length at equal distances.
+    """Slow steps of like length at equal distances, or at the begin of epochs.
 
     Attributes:
-        every: the number of steps from one to the next, the nearest integer.
+        every: the number of steps from one to the next, the nearest integer; 0 if that differs.
         steps: their numbers.
         each_ns: their mean length.
+        begin_epochs: whether most of them are the first of an epoch, and most epochs begin with one.
     """
 
     every: int
     steps: tuple[int, ...]
     each_ns: int
+    begin_epochs: bool
+
+    def __str__(self) -> str:
+        if not self.every:
+            return "the first step of each epoch"
+        return f"every {ordinal(self.every)} step{', the first of each epoch,' * self.begin_epochs}"
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class RunLengths:
         slow_ns: their time in all.
         slow: numbers and lengths of the last slow steps.
         recorded: the numbers of those of them that a window recorded.
+        epochs: the numbers of the first steps of the last epochs, as far as they are known.
         start_ns: the time of the first step, and of the process before it if that exists for the run alone.
         between_ns: the time between loops, such as epochs.
         phases_ns: the time in phases that the program marks beside its steps, such as evaluations.
@@ -70,6 +78,7 @@ class RunLengths:
     slow_ns: int = 0
     slow: tuple[tuple[int, int], ...] = ()
     recorded: tuple[int, ...] = field(default=())
+    epochs: tuple[int, ...] = field(default=())
     start_ns: int = 0
     between_ns: int = 0
     phases_ns: int = 0
@@ -82,13 +91,14 @@ class RunLengths:
         if not isinstance(values, Mapping) or not cls.__dataclass_fields__.keys() <= values.keys():
             return None
         numbers = {name: values[name] for name in cls.__dataclass_fields__}
-        lists = {name: numbers.pop(name) for name in ("slow", "recorded")}
+        lists = {name: numbers.pop(name) for name in ("slow", "recorded", "epochs")}
         if not all(map(_is_count, numbers.values())) or not all(isinstance(each, list) for each in lists.values()):
             return None
         slow = tuple(tuple(pair) for pair in lists["slow"] if isinstance(pair, list))
         if not all(len(pair) == 2 and all(map(_is_count, pair)) for pair in slow):
             return None
-        return cls(**numbers, slow=slow, recorded=tuple(filter(_is_count, lists["recorded"])))
+        recorded, epochs = (tuple(filter(_is_count, lists[name])) for name in ("recorded", "epochs"))
+        return cls(**numbers, slow=slow, recorded=recorded, epochs=epochs)
 
     def as_json(self) -> dict[str, Any]:
         """Return the attributes as JSON values."""
@@ -122,19 +132,28 @@ class RunLengths:
     def recurrences(self) -> list[Recurrence]:
         """Return the families of slow steps that recur, the one of the longest steps first.
 
-        The steps of a family are of like length, and all distances between them are equal. Three steps are enough
-        if their numbers are multiples of the distance, or one less, as loops count; else four; and six if
-        distances of at least 8 differ by one. Fewer would be at equal distances by chance.
+        The steps of a family are of like length, and they begin epochs or all distances between them are equal.
+        Three steps are enough if their numbers are multiples of the distance, or one less, as loops count; else
+        four; and six if distances of at least 8 differ by one; or two if they begin epochs. Fewer would be so by
+        chance.
         """
         found = []
         rest = sorted(self.slow, key=lambda pair: pair[1])
         for _ in range(_FAMILIES):
             family = _take_longest(rest)
             numbers = sorted(number for number, _ in family)
-            if every := period_of(numbers):
+            every, begin_epochs = period_of(numbers), self._begin_epochs(numbers)
+            if every or begin_epochs:
                 mean_ns = sum(ns for _, ns in family) // len(family)
-                found.append(Recurrence(every, tuple(numbers), mean_ns))
+                found.append(Recurrence(every, tuple(numbers), mean_ns, begin_epochs))
         return found
+
+    def _begin_epochs(self, numbers: Sequence[int]) -> bool:
+        """Return whether most of these slow steps are the first of an epoch, and most epochs begin with one."""
+        since = self.slow[0][0] if len(self.slow) < self.slow_steps else 0  # the earlier ones are forgotten
+        epochs = {step for step in self.epochs if step >= since}
+        both = len(epochs.intersection(numbers))
+        return both >= _MIN_EPOCHS and 2 * both > max(len(epochs), len(numbers))
 
     def sentences(self, hint: str = "--steps {}") -> Iterator[str]:
         """Yield where the time of the run is, in one sentence or two; none of fewer than 16 steps.
@@ -175,8 +194,7 @@ class RunLengths:
         for each in recurrences:
             ns = sum(ns for number, ns in self.slow if number in each.steps)
             if ns >= _MIN_SHARE * self.loop_ns:
-                took = f"every {ordinal(each.every)} step of about {duration(each.each_ns)}"
-                yield f"{took} ({_named(each.steps)}) {self._share(ns)}"
+                yield f"{each} of about {duration(each.each_ns)} ({_named(each.steps)}) {self._share(ns)}"
         others = [(number, ns) for number, ns in self.slow if number not in recurring]
         ns = self.slow_ns - sum(ns for number, ns in self.slow if number in recurring)
         if ns >= _MIN_SHARE * self.loop_ns:

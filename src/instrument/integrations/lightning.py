@@ -196,6 +196,10 @@ class InstrumentCallback(LightningMixin):
             self._leave_step()
             self.loop.step()
 
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        """Note that the next step is the first of an epoch."""
+        self.loop.begin_epoch()
+
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """Close a step that the module left by returning -1 from ``on_train_batch_start``."""
         self._leave_step()

@@ -254,6 +254,17 @@ class Loop:
             if self._syncs is not None:
                 self._syncs.step()
 
+    @property
+    def step_num(self) -> int:
+        """The number of the current step."""
+        return self._profile.step_num
+
+    @guard.contained(FEATURE)
+    def begin_epoch(self, step: int | None = None) -> None:
+        """Note that ``step``, by default the current one, is the first of an epoch."""
+        if self.running:
+            self._profile.begin_epoch(step)
+
     @guard.contained(FEATURE)
     def pause(self) -> None:
         """Write an open window and print the summary so far, where no step may follow; `resume` goes on."""

@@ -122,6 +122,10 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
             self._adapter = TrainerAdapter(self.loop, trainer, self._end)
             self._adapter.attach()
 
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note that the next step is the first of an epoch."""
+        self.loop.begin_epoch()
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the region of the step; its batches are loaded."""
         if self._adapter is not None:

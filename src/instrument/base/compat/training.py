@@ -91,6 +91,11 @@ def index_sampler(loader: Any) -> Any:
     return getattr(loader, "_index_sampler", None)
 
 
+def batches_drawn(iterator: Any) -> int | None:
+    """Return how many batches an iterator of a DataLoader has yielded in the epoch; None if it does not say."""
+    return getattr(iterator, "_num_yielded", None)
+
+
 _PATCHES = 6  # patches of one method, each of which adds a frame between torch's and the caller's
 
 

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 
 from ...base.findings import Evidence, Finding, Fix
-from ...base.units import counted, duration, ordinal, percentage
+from ...base.units import counted, duration, percentage
 from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
 from ...read.tables.steps import StepIndex
 from ...read.tables.table import Array, Table
+from ...read.tables.trace import Trace
 from ..metrics import idle
 from ..replay.replay import without_events
 from .rule import rule
@@ -103,7 +104,7 @@ _CHECKPOINT = re.compile(r"(?:^|[./ ])(?:checkpoint|save_checkpoint)$", re.IGNOR
 
 @rule("recurring-slow-steps", on_cpu=True)
 def recurring_slow_steps(facts: TraceFacts, *, share: float = 0.05) -> Iterator[Finding]:
-    """Slow steps recur at equal distances, and take much of the run.
+    """Slow steps recur at equal distances or with each epoch, and take much of the run.
 
     Needs the lengths of all steps of the run, from its manifest, and three slow steps of like length. If the
     window has such a step, the cause is what takes at least half of its delay there: waiting for a batch,
@@ -119,19 +120,34 @@ def recurring_slow_steps(facts: TraceFacts, *, share: float = 0.05) -> Iterator[
         if lost_ns < share * lengths.loop_ns:
             continue
         rows = np.flatnonzero(np.isin(facts.trace.steps.number, each.steps))
+        each = each._replace(begin_epochs=each.begin_epochs or _begin_loops(facts.trace, rows))
         cause, fix = _cause(facts, rows)
         lost = percentage(lost_ns / lengths.loop_ns)
         none = "" if len(rows) else "; none of them is in this window"
         yield facts.finding(
-            f"Every {ordinal(each.every)} step takes {duration(each.each_ns)} instead of "
+            f"{str(each).capitalize()} takes {duration(each.each_ns)} instead of "
             f"{duration(lengths.usual_ns)}{cause}: {lost} of the time of the loop{none}",
-            Evidence("every", each.every, "steps", "Steps from one to the next."),
+            Evidence("every", each.every or None, "steps", "Steps from one to the next, if always as many."),
             Evidence("steps", ", ".join(map(str, each.steps[-5:])), "", "The last of these steps."),
             Evidence("lost_ns", lost_ns, "ns", "What they take more than usual steps, in the whole run."),
             severity="high" if lost_ns >= 2 * share * lengths.loop_ns else "medium",
             fix=fix if len(rows) else Fix(f"Record one, with {lengths.how_to_record('--steps {}')}."),
             step=int(facts.trace.steps.number[rows[0]]) if len(rows) else None,
         )
+
+
+def _begin_loops(trace: Trace, rows: Array) -> bool:
+    """Return whether in each of these steps, and in no other, the next loop over a DataLoader begins.
+
+    Such a step has one call more than others (see `without_worker_starts`).
+    """
+    for ranges in idle.input_ranges(trace):
+        step = StepIndex(trace).rows_at(ranges.start_ns, ranges.thread)
+        calls = np.bincount(step[step >= 0], minlength=len(trace.steps))
+        usual = np.median(calls)
+        if len(rows) and usual and np.array_equal(np.flatnonzero(calls != usual), rows):
+            return bool((calls[rows] == usual + 1).all())
+    return False
 
 
 def _cause(facts: TraceFacts, rows: Array) -> tuple[str, Fix]:

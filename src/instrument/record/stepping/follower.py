@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ...base.compat import autograd
+from ...base.compat import autograd, training
 from ...base.guard import guard
 from ...base.imports import ImportHook
 from ...base.live_objects import IdentitySet
@@ -70,6 +71,7 @@ class StepFollower:
             a step is, the last of them now; without it, ``on_step`` is called N times.
         on_optimizer_made: called with each optimizer after its creation.
         on_model_found: called with the outermost model before its first call.
+        on_batch: called with the iterator of a DataLoader before it loads a batch.
         is_recording: returns whether a window records: steps then stay on their thread, which alone can end it.
 
     Attributes:
@@ -87,6 +89,7 @@ class StepFollower:
         on_missed_steps: Callable[[int], None] | None = None,
         on_optimizer_made: Callable[[Any], None] | None = None,
         on_model_found: Callable[[Any], None] | None = None,
+        on_batch: Callable[[Any], None] | None = None,
         is_recording: Callable[[], bool] = lambda: False,
     ) -> None:
         check_step_on(step_on)
@@ -99,6 +102,7 @@ class StepFollower:
         self._on_missed_steps = on_missed_steps
         self._on_optimizer_made = on_optimizer_made
         self._on_model_found = on_model_found
+        self._on_batch = on_batch
         self._is_recording = is_recording
         self._optimizers = IdentitySet()
         self._earlier_optimizers = IdentitySet()  # created before, perhaps for another model
@@ -298,8 +302,11 @@ class StepFollower:
     def _range(self, context: Any) -> dispatch.Token | None:
         if not context.name.startswith(_BEGIN_STEP):
             return None
-        before = patcher.parts
-        self._begin_step_0(trains=not context.name.startswith(parts.DATA))
+        before, loads = patcher.parts, context.name.startswith(parts.DATA)
+        if loads and self._on_batch is not None:
+            with guard.contained(FEATURE):
+                self._on_batch(training.caller_in(sys._getframe(2), "torch.utils.data.dataloader"))
+        self._begin_step_0(trains=not loads)
         return patcher.begin_range(context, before)
 
     @guard.contained(FEATURE)

@@ -308,7 +308,7 @@ def loop_ended(
 
 
 def first_line(error: BaseException | str) -> str:
-    """Return the type of ``error`` and the first line of its message: "ValueError: too large"; words as they are."""
+    """Return the type of ``error`` and the first line of its message: "ValueError: too large"; words as such."""
     if isinstance(error, str):
         return error
     name, message = type(error).__name__, ""

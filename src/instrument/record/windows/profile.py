@@ -145,6 +145,10 @@ class Profile(ScheduleFollower):
         if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
             self._slow_steps.box.resume()
 
+    def begin_epoch(self, step: int | None = None) -> None:
+        """Note that ``step``, by default the current one, is the first of an epoch."""
+        self._run_times.begin_epoch(self.step_num if step is None else step)
+
     @guard.prepared(FEATURE, otherwise=lambda *_, **__: None)
     def trigger(
         self,

@@ -21,7 +21,7 @@ BLOCK = 1024
 
 _SAMPLE = 128  # successive steps of a block, whose median is that of the block
 _FEW = 16  # a block with fewer steps takes the median of the one before
-_KEPT = 256  # slow steps
+_KEPT = 256  # slow steps, and epochs
 
 
 @contained_events(TIMING)
@@ -43,6 +43,7 @@ class RunTimes:
         self._idle_since_ns = 0  # when the loop paused; 0 before it began
         self._left_ns = 0  # when the open phase began
         self._plain, self._recorded = StepTally(), StepTally()
+        self._epochs: deque[int] = deque(maxlen=_KEPT)  # their first steps
         self._outside = {"start_ns": 0, "between_ns": 0, "phases_ns": 0, "recording_ns": 0}
 
     def begin(self, *, late: bool = False, early: bool = False) -> None:
@@ -79,6 +80,11 @@ class RunTimes:
             self.fold(step, recorded=recorded)
             self._idle_since_ns = self._ends.pop() if self._ends else perf_counter_ns()
             self._running = False
+
+    def begin_epoch(self, step: int) -> None:
+        """Note that ``step`` is the first of an epoch; may be called again."""
+        if step not in self._epochs:
+            self._epochs.append(step)
 
     def leave_out(self, ns: int) -> None:
         """Leave out ``ns`` of the library's own work in the current step."""
@@ -117,6 +123,7 @@ class RunTimes:
             slow_ns=plain.slow_ns + recorded.slow_ns,
             slow=tuple(merge(plain.slow, recorded.slow)),
             recorded=tuple(number for number, _ in recorded.slow),
+            epochs=tuple(self._epochs),
             end_ns=perf_counter_ns() - last_ns if last_ns else 0,
             **self._outside,
         )

@@ -171,6 +171,7 @@ class StepIterator(Generic[T]):
         profile = counter.profile
         counter.end_step()  # of the last item, if the previous loop was left in its body
         profile.start()
+        profile.begin_epoch()
         counter.enter()
         counter.running = True
         step, left = profile.step, False

@@ -20,6 +20,7 @@ from ...base.run_folder import killed
 from ...integrations.loop import AutomaticLoop, Loop
 from ...record.modules.optimizers import outermost_modules, updates_only
 from ...record.regions import dispatch
+from ...record.stepping.epochs import EpochStarts
 from ...record.stepping.explicit_steps import program_steps
 from ...record.stepping.follower import StepFollower
 from .termination import Termination
@@ -54,6 +55,7 @@ class Session:
             on_missed_steps=self._restart_after,
             on_optimizer_made=self._on_optimizer_made,
             on_model_found=self._on_model_found,
+            on_batch=EpochStarts(lambda: loop.step_num, loop.begin_epoch).before_batch,
             is_recording=lambda: loop.recording_thread is not None,
         )
         self._post_hook: Any = None
