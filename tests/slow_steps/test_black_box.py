@@ -275,11 +275,12 @@ def test_cooldown_and_cap(clock: Clock, make: Make) -> None:
 
 def test_periodic_steps_are_learned(clock: Clock, make: Make) -> None:
     """A step that recurs gives one alarm and is then known; one that is slow even for its kind is found."""
-    box = make(cooldown=0)
+    alarms: list[int] = []
+    box = make(cooldown=0, on_slow=lambda slow: alarms.append(slow.step))
     for step in range(2000):
         clock.advance(400 if step == 1699 else 80 if step % 100 == 99 else 10)
         box.step()
-    assert [slow.step for slow in box.slow_steps] == [99, 199, 1699]
+    assert [slow.step for slow in box.slow_steps] == alarms == [99, 199, 1699]
     assert box.periodic[100].step == 1999
     assert "one step in 100 is like this" in box.report()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -87,4 +88,12 @@ def test_stalls_at_epochs_of_a_program(tmp_path: Path) -> None:
     done = warm.run(programs.python(Path("-m"), line), programs.environment(), cwd=tmp_path, check=True)
     (run,) = map(json.loads, (tmp_path / "out" / RUNS).read_text().splitlines())
     assert [0, 7, 14, 21] == run["lengths"]["epochs"]
-    assert "every 7th step, the first of each epoch, of about" in " ".join(done.stderr.split())
+    said = " ".join(done.stderr.split())
+    assert "every 7th step, the first of each epoch, of about" in said
+    advice = re.search(r"No window shows a slow step; record one with (--steps) (\S+)", said)
+    assert advice is not None
+    line = ["instrument", "run", *advice.groups(), "-o", "again", "--", sys.executable, str(script)]
+    done = warm.run(programs.python(Path("-m"), line), programs.environment(), cwd=tmp_path, check=True)
+    (run,) = map(json.loads, (tmp_path / "again" / RUNS).read_text().splitlines())
+    assert [14] == run["lengths"]["recorded"]
+    assert "No window shows a slow step" not in done.stderr

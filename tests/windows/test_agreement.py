@@ -210,3 +210,16 @@ def test_a_jump_of_the_step_number_is_no_speed(monkeypatch: pytest.MonkeyPatch) 
     eventually(lambda: bool(decided))
     made.end()
     assert 100_000 < (decided[0].first or 0) < 101_000
+
+
+@pytest.mark.parametrize(("step", "first"), [(10, 22), (30, 34), (32, 40)])
+def test_what_recurs_is_agreed_for_a_later_turn(store: LossyStore, step: int, first: int) -> None:
+    """All ranks record the first turn that they all reach in time; other requests do not wait for it."""
+    decided: list[WindowRequest] = []
+    made = Agreement.begin(decided.append, lambda: step, lambda: step)
+    assert made is not None
+    made.propose(WindowRequest("a stall", first=22, every=6))
+    made.propose(WindowRequest("asked"))
+    eventually(lambda: 2 == len(decided))
+    made.end()
+    assert [first, step + 3] == [each.first for each in decided]

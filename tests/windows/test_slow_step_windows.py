@@ -118,6 +118,21 @@ def test_a_worse_stall_while_a_window_is_open(out: Path, slow_at: Callable[..., 
     assert [110 + behind, 110] == [slow.step for slow in prof.black_box.worst]
 
 
+@pytest.mark.parametrize(("active", "recorded"), [(1, [54, 54]), (2, [53, 54]), (3, [53, 55])])
+def test_a_stall_that_recurs_is_recorded(
+    out: Path, slow_at: Callable[..., Any], active: int, recorded: list[int]
+) -> None:
+    """Once its period is known, the next stall gets a window of its own, with a usual step before it; once."""
+    with instrument.profile(out, black_box=True, trigger_steps=active) as prof:
+        train(150, prof.step, slow_at(*range(0, 150, 6)))
+    first, second = manifest(out)
+    assert ["step 36 took 63.0 ms, 60.0 ms more than usual: 60.0 ms of it in data"] == first["opened_by"]
+    (reason,) = second["opened_by"]
+    assert reason.startswith("one step in 6 is slow: step 48 took 63.0 ms")
+    assert recorded == second["steps"]
+    assert not second["requested"]
+
+
 def test_a_diagnosis_says_why_its_window_opened(out: Path, slow_at: Callable[..., Any]) -> None:
     """The first line has the reason, from the trace itself; a planned window has no such line."""
     with instrument.profile(out, black_box=True, schedule="3", trigger_steps=2, diagnose=True) as prof:

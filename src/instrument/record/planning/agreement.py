@@ -67,7 +67,7 @@ class Agreement:
         self._thread = threading.Thread(target=follow, name="instrument ranks", daemon=True)
         self._read = {"ask": 0, "decision": 0}  # how many entries of each kind were read
         self._progress: deque[tuple[float, int]] = deque(maxlen=20)  # time and steps done at the last polls
-        self._agreed: WindowRequest | None = None  # rank 0's last decision
+        self._agreed: WindowRequest | None = None  # rank 0's last decision, without those on what recurs
         self._waited = {"ask": 0, "decision": 0}  # polls since the next entry of each kind was announced
 
     @classmethod
@@ -108,8 +108,9 @@ class Agreement:
                     self._asked.popleft()
                 if self._leads and len(self._progress) >= _LEAST_POLLS:
                     for request in self._new("ask"):
-                        self._agreed = replace(request, first=self._first_step())
-                        self._put("decision", self._agreed)
+                        decision = replace(request, first=self._first_step(request))
+                        self._agreed = self._agreed if request.every else decision
+                        self._put("decision", decision)
                 for request in self._new("decision"):
                     self._decided(request)
         except Exception:  # such as of a store that is gone
@@ -124,9 +125,14 @@ class Agreement:
             while True:
                 self._decided(self._asked.popleft())
 
-    def _first_step(self) -> int:
+    def _first_step(self, request: WindowRequest) -> int:
         """Return the first step of a requested window, which all ranks will reach later."""
         agreed = self._agreed
+        if request.every and request.first is not None:
+            return (
+                request.first
+                + max(-(-(self._ahead(NOTICE_S) - request.first) // request.every), 0) * request.every
+            )
         if agreed is not None and agreed.first is not None and self._ahead(_JOIN_S) <= agreed.first:
             return agreed.first
         return self._ahead(NOTICE_S)

@@ -22,6 +22,8 @@ class WindowRequest:
         active: the number of recorded steps.
         warmup: the number of warm-up steps before them.
         first: the first step of the warm-up; None is the next step.
+        every: what the window is to show recurs after so many steps, so it may as well be later by a multiple of
+            them; 0 if it does not recur.
         ranks: the ranks that record it; None is those of the profile.
         automatic: opened by a slow step or the clock, not by a person or the program.
         id: by which `instrument trigger` asks for the window that serves the request; empty without it.
@@ -31,6 +33,7 @@ class WindowRequest:
     active: int = 3
     warmup: int = 1
     first: int | None = None
+    every: int = 0
     ranks: frozenset[int] | None = None
     automatic: bool = False
     id: str = ""

@@ -19,6 +19,7 @@ from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
+from ..slow_steps.judging import SlowStep
 from .command_files import CommandFiles
 from .requests import WindowRequest
 
@@ -271,7 +272,8 @@ _NAMED = 5  # slow steps in the summary
 class SlowStepWindows:
     """Times the steps of a profile in a black box; a slow step requests a window.
 
-    Recorded steps are longer than others, so the box does not time them.
+    Once it is known which slow steps recur, a window is requested around the next one. Recorded steps are longer
+    than others, so the box does not time them.
 
     Args:
         request: called with the request, on the loop's thread.
@@ -302,12 +304,20 @@ class SlowStepWindows:
             try:
                 slow = end_step()
                 if slow is not None:
-                    self._request(WindowRequest(str(slow), self._active, automatic=True))
+                    self._request(self._window_for(slow))
             except Exception as error:
                 guard.failed(_SLOW_STEP_FEATURE, error)
             step(global_step)
 
         return end_and_count
+
+    def _window_for(self, slow: SlowStep) -> WindowRequest:
+        request = WindowRequest(str(slow), self._active, automatic=True)
+        if not slow.period:
+            return request
+        before = request.warmup + (self._active > 1)  # with a step to compare with
+        reason = f"one step in {slow.period} is slow: {slow}"
+        return replace(request, reason=reason, first=slow.step + slow.period - before, every=slow.period)
 
     @property
     def worst(self) -> list[str]:

@@ -30,7 +30,8 @@ class BlackBox:
         worst: the ten slow steps of the whole run with the largest delays, the largest first.
         usual: what a usual step takes.
         clock: has the times of the last steps.
-        end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``.
+        end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``; also
+            a slow step with whose length a period is learned, which is no alarm.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class BlackBox:
             self._call_on_slow(slow)
 
     def _call_on_slow(self, slow: SlowStep) -> None:
-        if self._on_slow is not None:
+        if self._on_slow is not None and not slow.period:
             with guard.contained("on_slow of the black box"):
                 self._on_slow(slow)
             self.clock.leave_out()
@@ -250,7 +251,7 @@ class BlackBox:
         return slow
 
     def _judge(self, times: TimedStep) -> SlowStep | None:
-        """Note a slow step; return it if an alarm is due."""
+        """Note a slow step; return it if an alarm is due, or a period is learned."""
         if not times.duration_ns:  # the clock was paused
             return self._judge_held(times.step)
         if self._usual_times is None:
@@ -266,8 +267,9 @@ class BlackBox:
             self._periods.period_of(times.step, times.duration_ns),
         )
         if slow.period:
+            is_new = slow.period not in self._periodic
             self._periodic[slow.period] = slow
-            return None
+            return slow if is_new else None
         return self._note(slow)
 
     def _judge_held(self, step: int) -> SlowStep | None:
