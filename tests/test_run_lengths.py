@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from instrument.base.run_lengths import RunLengths, period_of
-from instrument.record.windows.run_times import StepTally
+from instrument.base.run_lengths import RunLengths, StepTally, period_of
 
 MS = 1_000_000
 
@@ -19,16 +18,7 @@ MS = 1_000_000
 def lengths_of(lengths_ns: Sequence[int], first: int = 0, **outside: Any) -> RunLengths:
     tally = StepTally()
     tally.add(first, lengths_ns)
-    judged = tally.judged()
-    return RunLengths(
-        usual_ns=judged.typical_ns // judged.typical_steps,
-        typical_steps=judged.typical_steps,
-        typical_ns=judged.typical_ns,
-        slow_steps=judged.slow_steps,
-        slow_ns=judged.slow_ns,
-        slow=tuple(judged.slow),
-        **outside,
-    )
+    return RunLengths.of(tally, StepTally(), **outside)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +137,14 @@ def test_irregular_stalls(hint: str, how: str) -> None:
     said, advice = lengths_of(steps).sentences(hint)
     assert said.endswith("4 slow steps (4, 7, 20, 29) 70 %")
     assert f"No window shows a slow step; record one with {how}" == advice
+
+
+def test_slow_steps_whose_numbers_are_forgotten() -> None:
+    """Only the last slow steps have a number, but all count."""
+    (said, _) = lengths_of([110 * MS if step % 10 == 9 else 10 * MS for step in range(1, 3_000)]).sentences()
+    assert said.endswith(
+        "of about 110 ms (2948, 2958, 2968, 2978, 2988, 2998, and 250 before) 47 % and 44 earlier slow steps 8 %"
+    )
 
 
 def test_time_between_loops() -> None:

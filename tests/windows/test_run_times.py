@@ -15,9 +15,9 @@ import pytest
 import instrument
 from instrument.base.config import settings
 from instrument.base.run_folder import RUNS, entries_of
-from instrument.base.run_lengths import RunLengths
+from instrument.base.run_lengths import BLOCK, RunLengths
 from instrument.record.windows import run_times, schedule_follower
-from instrument.record.windows.run_times import BLOCK, RunTimes
+from instrument.record.windows.run_times import RunTimes
 
 from .training import Recorder, manifest
 

@@ -1,9 +1,11 @@
-"""`RunLengths`: where the time of a run is: in typical steps, in slow ones, or outside of steps."""
+"""`RunLengths`: where the time of a run is, in typical steps, slow ones, or outside of steps; `StepTally`."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from heapq import merge
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -15,6 +17,13 @@ SLOW = 2
 TYPICAL_SHARE = 0.8
 """The least share of the loop's time in typical steps at which they stand for the loop."""
 
+BLOCK = 1024
+"""The number of steps after which their lengths are added up, a power of two."""
+
+_SAMPLE = 128  # successive steps of a block, whose median is that of the block
+_CHUNK = 32  # successive steps of a block that are looked at together, as few have a slow one
+_FEW = 16  # a block with fewer steps takes the median of the one before
+_KEPT = 256  # slow steps
 _OUTSIDE = {"between_ns": "between loops", "phases_ns": "in other phases"}
 _MIN_STEPS = 16  # fewer say little about a loop
 _MIN_SHARE = 0.05  # of the loop's time; smaller parts are not mentioned
@@ -84,6 +93,23 @@ class RunLengths:
     phases_ns: int = 0
     recording_ns: int = 0
     end_ns: int = 0
+
+    @classmethod
+    def of(cls, plain: StepTally, recorded: StepTally, **others: Any) -> RunLengths:
+        """Return the lengths of steps that were not recorded, and of recorded ones; ``others`` are attributes."""
+        plain = plain.judged()
+        recorded = recorded.judged(plain.median_ns)
+        usual = plain if plain.typical_steps else recorded
+        return cls(
+            usual_ns=usual.typical_ns // max(usual.typical_steps, 1),
+            typical_steps=plain.typical_steps + recorded.typical_steps,
+            typical_ns=plain.typical_ns + recorded.typical_ns,
+            slow_steps=plain.slow_steps + recorded.slow_steps,
+            slow_ns=plain.slow_ns + recorded.slow_ns,
+            slow=tuple(merge(plain.slow, recorded.slow)),
+            recorded=tuple(number for number, _ in recorded.slow),
+            **others,
+        )
 
     @classmethod
     def from_json(cls, values: object) -> RunLengths | None:
@@ -199,8 +225,9 @@ class RunLengths:
         ns = self.slow_ns - sum(ns for number, ns in self.slow if number in recurring)
         if ns >= _MIN_SHARE * self.loop_ns:
             number = self.slow_steps - len(recurring)
-            slow = f"{number:,} {'other ' * bool(recurring)}slow step{'s' * (number != 1)}"
-            yield f"{slow} ({_named([number for number, _ in others])}) {self._share(ns)}"
+            which = "" if not recurring else "other " if others else "earlier "  # whose numbers are forgotten
+            named = f" ({_named([number for number, _ in others])})" * bool(others)
+            yield f"{number:,} {which}slow step{'s' * (number != 1)}{named} {self._share(ns)}"
 
     def _outside_parts(self) -> Iterator[str]:
         for part, where in _OUTSIDE.items():
@@ -209,6 +236,70 @@ class RunLengths:
 
     def _share(self, ns: int) -> str:
         return f"{100 * ns / self.loop_ns:.0f} %"
+
+
+class StepTally:
+    """Adds up the lengths of steps, block by block: of each it is known which steps are slow.
+
+    `add` takes twice the median of a block as the limit, `count` a given one.
+
+    Attributes:
+        typical_steps: and ``typical_ns``, ``slow_steps``, ``slow_ns``, ``slow``: as those of `RunLengths`.
+        median_ns: the median length of the last block; 0 before its first step.
+    """
+
+    def __init__(self) -> None:
+        self.typical_steps = self.typical_ns = self.slow_steps = self.slow_ns = 0
+        self.slow: deque[tuple[int, int]] = deque(maxlen=_KEPT)
+        self.median_ns = 0
+        self._first = 0  # the number of the first step of the block that is being filled
+        self._lengths_ns: list[int] = []
+
+    def add(self, first: int, lengths_ns: Sequence[int]) -> None:
+        """Add steps, the first of which has the number ``first``."""
+        if first != self._first + len(self._lengths_ns):  # other steps came between
+            if self._lengths_ns:
+                self._judge()
+            self._first = first
+        self._lengths_ns += lengths_ns
+        if len(self._lengths_ns) >= BLOCK:
+            self._judge()
+
+    def judged(self, least_ns: int = 0) -> StepTally:
+        """Return a copy with the steps of the unfinished block, whose median is taken as ``least_ns`` at least."""
+        copy = self.copy()
+        if self._lengths_ns:
+            copy._judge(least_ns)
+        return copy
+
+    def copy(self) -> StepTally:
+        """Return a copy, to which other steps can be added."""
+        copy = StepTally()
+        vars(copy).update(vars(self), slow=self.slow.copy(), _lengths_ns=self._lengths_ns.copy())
+        return copy
+
+    def _judge(self, least_ns: int = 0) -> None:
+        lengths_ns, self._lengths_ns = self._lengths_ns, []
+        sample = sorted(lengths_ns[:_SAMPLE])
+        if len(sample) >= _FEW or not self.median_ns:
+            self.median_ns = sample[(len(sample) - 1) // 2]
+        limit_ns = SLOW * max(self.median_ns, least_ns)
+        for at in range(0, len(lengths_ns), _CHUNK):
+            self.count(self._first + at, lengths_ns[at : at + _CHUNK], limit_ns)
+        self._first += len(lengths_ns)
+
+    def count(self, first: int, lengths_ns: Sequence[int], limit_ns: int) -> None:
+        """Add a few steps, the first of which has the number ``first``; longer ones than ``limit_ns`` are slow."""
+        self.typical_steps += len(lengths_ns)
+        self.typical_ns += sum(lengths_ns)
+        if max(lengths_ns) > limit_ns:
+            slow = [(number, ns) for number, ns in enumerate(lengths_ns, first) if ns > limit_ns]
+            slow_ns = sum(ns for _, ns in slow)
+            self.slow.extend(slow)
+            self.slow_steps += len(slow)
+            self.slow_ns += slow_ns
+            self.typical_steps -= len(slow)
+            self.typical_ns -= slow_ns
 
 
 def _named(numbers: Sequence[int]) -> str:

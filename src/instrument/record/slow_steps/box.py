@@ -6,10 +6,12 @@ import json
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from ...base.config import settings
 from ...base.guard import guard
+from ...base.run_lengths import SLOW, RunLengths, StepTally
 from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
@@ -54,6 +56,11 @@ class BlackBox:
         self._on_slow = on_slow
         self._periods = Periods()
         self._periodic: dict[int, SlowStep] = {}  # the last one of each period
+        self._tally, self._start, self._start_ns = (
+            StepTally(),
+            first_step,
+            0,
+        )  # the first step belongs to the start
         self._usual_times: TimedStep | None = None  # made when a slow step needs it, for one block
         self._follower: Any = None  # ends the steps until `step` is called
         self._end = self.end_step  # what `step` calls, so that it need not look for a follower
@@ -76,6 +83,8 @@ class BlackBox:
         self._running = True
         active.add(self.clock, detailed=False)
         self.clock.resume()
+        if self.step_num == self._start:
+            self.clock.left_out_ns = 0  # before the first step
         if follow and "torch" in sys.modules:
             from ..stepping.follower import StepFollower  # which imports torch
 
@@ -123,6 +132,8 @@ class BlackBox:
 
     def go_to(self, step: int) -> None:
         """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
+        rest = self.clock.block_steps
+        self._add_up(self._tally, self.clock.last_steps(rest) if rest else ())
         self.clock.first_step = step
         self.clock.begin_ring()
         self._periods, self._usual_times = Periods(), None
@@ -153,7 +164,7 @@ class BlackBox:
         self.stop()
 
     def report(self) -> str:
-        """Return in words what a usual step takes, and which steps were slow, in which phase."""
+        """Return in words what a usual step takes, where the time is, and which steps were slow in which phase."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
@@ -166,6 +177,7 @@ class BlackBox:
             f"{duration(self.usual.limit_ns)}. {counted(len(self.slow_steps), 'slow step')}, "
             f"{counted(self.alarms, 'alarm')}."
         )
+        yield from islice(self._lengths().sentences(), 1)
         if len(self.slow_steps) > len(self.worst):
             yield f"The {len(self.worst)} worst:"
         yield from (f"  {slow}" for slow in sorted(self.worst, key=lambda slow: slow.step))
@@ -173,6 +185,27 @@ class BlackBox:
             yield f"  one step in {every} is like this, and gives no alarm: {slow}"
         if self.usual.shifts:
             yield f"  the usual time changed at once {counted(self.usual.shifts, 'time')}"
+
+    def _lengths(self) -> RunLengths:
+        """Return where the time is of the steps so far."""
+        tally, rest = self._tally.copy(), self.clock.block_steps
+        self._add_up(tally, self.clock.last_steps(rest) if rest else ())
+        return RunLengths.of(tally, StepTally(), start_ns=self._start_ns, phases_ns=self.clock.left_out_ns)
+
+    def _add_up(self, tally: StepTally, steps: Iterable[TimedStep]) -> None:
+        for times in steps:
+            if times.step != self._start:
+                tally.count(times.step, [times.duration_ns], SLOW * self.usual.usual_ns)
+
+    def _add_up_block(self, durations_ns: Sequence[int]) -> None:
+        """Add up the steps of a block that has ended."""
+        first = self.clock.step_num - BLOCK
+        if len(durations_ns) == BLOCK and first != self._start:
+            self._tally.count(first, durations_ns, SLOW * self.usual.usual_ns)
+            return
+        steps = self.clock.last_steps(BLOCK)
+        self._start_ns += sum(times.duration_ns for times in steps if times.step == self._start)
+        self._add_up(self._tally, steps)
 
     def _as_dict(self) -> dict[str, Any]:
         last = self.clock.last_steps()
@@ -233,6 +266,7 @@ class BlackBox:
     def _restart(self) -> None:
         """Count everything so far to the first step: it is now known what a step is."""
         self.clock.begin_ring()
+        self._tally, self._start_ns, self.clock.left_out_ns = StepTally(), 0, 0
         self.usual = UsualStep(self.usual.slow)
         self._periods = Periods()
         self.slow_steps.clear()
@@ -248,6 +282,7 @@ class BlackBox:
                 self.usual.add_block(durations)
                 self.clock.limit_ns = self.usual.limit_ns
                 self._usual_times = None
+            self._add_up_block(durations)
         return slow
 
     def _judge(self, times: TimedStep) -> SlowStep | None:

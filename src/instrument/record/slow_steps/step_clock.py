@@ -59,6 +59,7 @@ class StepClock:
         first_step: as given.
         limit_ns: a longer step may be slow.
         held_ns: the length of the last step that ended while the clock was held; 0 if there was none.
+        left_out_ns: how long the clock was paused so far, but not held.
     """
 
     name = "black box"
@@ -85,7 +86,7 @@ class StepClock:
         self._inner = 0  # the column of a phase in that of the optimizer
         self._inner_ns = _CLOSED  # when it was opened
         self._paused_ns = 0  # when the clock was paused
-        self.held_ns = self._held_since_ns = 0
+        self.held_ns = self._held_since_ns = self.left_out_ns = 0
         self._began_ns = perf_counter_ns()
 
     def begin_ring(self) -> None:
@@ -157,10 +158,12 @@ class StepClock:
 
     def resume(self) -> None:
         """Let the clock run again."""
-        self.held_ns = self._held_since_ns = 0
         if self._opened_ns == _PAUSED:
-            self._began_ns += perf_counter_ns() - self._paused_ns
+            paused_ns = perf_counter_ns() - self._paused_ns
+            self._began_ns += paused_ns
+            self.left_out_ns += 0 if self._held_since_ns else paused_ns
             self._opened_ns = _CLOSED
+        self.held_ns = self._held_since_ns = 0
 
     @staticmethod
     def now_ns() -> int:
@@ -248,6 +251,11 @@ class StepClock:
     def ends_block(self, row: int) -> bool:
         """Return whether the step in the row that begins at ``row`` is the last of its block."""
         return row == self._last_row
+
+    @property
+    def block_steps(self) -> int:
+        """The number of steps in the block that is being filled."""
+        return BLOCK - 1 - (self._last_row - self._row) // self._width
 
     def times_at(self, row: int) -> TimedStep:
         """Return the times in the row that begins at ``row``."""

@@ -5,23 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from heapq import merge
+from collections.abc import Callable
 from operator import sub
 from time import perf_counter_ns
 
 from ...base.guard import contained_events
 from ...base.interrupts import Suppressed
 from ...base.process_id import start_time
-from ...base.run_lengths import SLOW, RunLengths
+from ...base.run_lengths import RunLengths, StepTally
 from .timing import TIMING
 
-BLOCK = 1024
-"""The number of steps after which their lengths are added up, a power of two."""
-
-_SAMPLE = 128  # successive steps of a block, whose median is that of the block
-_FEW = 16  # a block with fewer steps takes the median of the one before
-_KEPT = 256  # slow steps, and epochs
+_KEPT = 256  # epochs
 
 
 @contained_events(TIMING)
@@ -111,74 +105,11 @@ class RunTimes:
     def lengths(self, step: int) -> RunLengths:
         """Return the lengths of the steps before ``step``."""
         self.fold(step)
-        plain = self._plain.judged()
-        recorded = self._recorded.judged(plain.median_ns)
-        usual = plain if plain.typical_steps else recorded
         last_ns = self._ends[-1] if self._running and self._ends else self._idle_since_ns
-        return RunLengths(
-            usual_ns=usual.typical_ns // max(usual.typical_steps, 1),
-            typical_steps=plain.typical_steps + recorded.typical_steps,
-            typical_ns=plain.typical_ns + recorded.typical_ns,
-            slow_steps=plain.slow_steps + recorded.slow_steps,
-            slow_ns=plain.slow_ns + recorded.slow_ns,
-            slow=tuple(merge(plain.slow, recorded.slow)),
-            recorded=tuple(number for number, _ in recorded.slow),
-            epochs=tuple(self._epochs),
-            end_ns=perf_counter_ns() - last_ns if last_ns else 0,
-            **self._outside,
+        end_ns = perf_counter_ns() - last_ns if last_ns else 0
+        return RunLengths.of(
+            self._plain, self._recorded, epochs=tuple(self._epochs), end_ns=end_ns, **self._outside
         )
-
-
-class StepTally:
-    """Adds up the lengths of steps, block by block: of each it is known which steps are slow.
-
-    Attributes:
-        typical_steps: and ``typical_ns``, ``slow_steps``, ``slow_ns``, ``slow``: as those of `RunLengths`.
-        median_ns: the median length of the last block; 0 before its first step.
-    """
-
-    def __init__(self) -> None:
-        self.typical_steps = self.typical_ns = self.slow_steps = self.slow_ns = 0
-        self.slow: deque[tuple[int, int]] = deque(maxlen=_KEPT)
-        self.median_ns = 0
-        self._first = 0  # the number of the first step of the block that is being filled
-        self._lengths_ns: list[int] = []
-
-    def add(self, first: int, lengths_ns: Sequence[int]) -> None:
-        """Add steps, the first of which has the number ``first``."""
-        if first != self._first + len(self._lengths_ns):  # other steps came between
-            if self._lengths_ns:
-                self._judge()
-            self._first = first
-        self._lengths_ns += lengths_ns
-        if len(self._lengths_ns) >= BLOCK:
-            self._judge()
-
-    def judged(self, least_ns: int = 0) -> StepTally:
-        """Return a copy with the steps of the unfinished block, whose median is taken as ``least_ns`` at least."""
-        copy = StepTally()
-        vars(copy).update(vars(self), slow=self.slow.copy())
-        if self._lengths_ns:
-            copy._judge(least_ns)
-        return copy
-
-    def _judge(self, least_ns: int = 0) -> None:
-        lengths_ns, self._lengths_ns = self._lengths_ns, []
-        sample = sorted(lengths_ns[:_SAMPLE])
-        if len(sample) >= _FEW or not self.median_ns:
-            self.median_ns = sample[(len(sample) - 1) // 2]
-        limit_ns = SLOW * max(self.median_ns, least_ns)
-        self.typical_steps += len(lengths_ns)
-        self.typical_ns += sum(lengths_ns)
-        if max(lengths_ns) > limit_ns:
-            slow = [(number, ns) for number, ns in enumerate(lengths_ns, self._first) if ns > limit_ns]
-            slow_ns = sum(ns for _, ns in slow)
-            self.slow.extend(slow)
-            self.slow_steps += len(slow)
-            self.slow_ns += slow_ns
-            self.typical_steps -= len(slow)
-            self.typical_ns -= slow_ns
-        self._first += len(lengths_ns)
 
 
 def _process_age_ns() -> int:

@@ -18,6 +18,7 @@ from ...base import log
 from ...base.compat import profilers
 from ...base.errors import CaptureError
 from ...base.guard import exiting, guard, uncaught_error
+from ...base.run_lengths import BLOCK
 from ...base.units import integer
 from ..cuda_graphs import cuda_graphs
 from ..planning.ranks import job_without_nccl
@@ -26,7 +27,6 @@ from ..regions import dispatch
 from ..stepping.explicit_steps import program_steps
 from .outcomes import first_line, loop_ended
 from .recording import Recording
-from .run_times import BLOCK
 from .window_recorder import FEATURE, WindowRecorder
 
 _MAX_THREADS_WITHOUT_STEP = 3  # a server may start a thread for each request, and opening a window takes time

@@ -22,6 +22,7 @@ from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
 from ...base.process_id import machine, usable_cores
+from ...base.run_lengths import BLOCK
 from ...base.trace_marks import COMMAND, CORES, MACHINE, OPENED_BY, OWN_WORK
 from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
@@ -35,7 +36,7 @@ from ..regions import dispatch, region
 from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
 from .recording import Recording, SaveResult, WindowCompileLog, WindowCost
-from .run_times import BLOCK, RunTimes
+from .run_times import RunTimes
 from .timing import WindowTiming
 
 FEATURE = "recording windows"
