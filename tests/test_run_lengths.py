@@ -139,6 +139,12 @@ def test_irregular_stalls(hint: str, how: str) -> None:
     assert f"No window shows a slow step; record one with {how}" == advice
 
 
+def test_a_slow_step_of_the_start_hides_no_period() -> None:
+    """A first slow step that is as long as a stall, such as one that compiles, belongs to no period."""
+    steps = [500 * MS if step == 1 or (step and step % 6 == 0) else 25 * MS for step in range(30)]
+    assert [(6, (6, 12, 18, 24))] == [each[:2] for each in lengths_of(steps).recurrences()]
+
+
 def test_slow_steps_whose_numbers_are_forgotten() -> None:
     """Only the last slow steps have a number, but all count."""
     (said, _) = lengths_of([110 * MS if step % 10 == 9 else 10 * MS for step in range(1, 3_000)]).sentences()

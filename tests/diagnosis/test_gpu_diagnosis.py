@@ -62,3 +62,31 @@ def test_compute(tmp_path: Path) -> None:
     found = recorded(tmp_path, range(8), work)
     assert found.bound == "compute"
     assert "fp32-matmuls" not in {each.rule for each in found.findings}
+
+
+def test_an_allocator_that_retries(tmp_path: Path) -> None:
+    """Steps in which no room is left until the cache is given back are slow, as the trace of one says."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    room = torch.cuda.get_device_properties(0).total_memory // 100
+    before = torch.cuda.memory_stats()["num_alloc_retries"]
+    try:
+        with instrument.profile(tmp_path, schedule=instrument.schedule("11-13")) as prof:
+            for number in range(30):
+                share = 0.3
+                if number and number % 6 == 0:
+                    torch.cuda._sleep(400_000_000)  # the driver waits for it before it frees
+                    share = 0.5 + number / 300  # more than any block in the cache
+                torch.empty(int(share * room), dtype=torch.uint8, device="cuda")
+                torch.cuda.synchronize()
+                time.sleep(0.02)
+                prof.step()
+        assert torch.cuda.memory_stats()["num_alloc_retries"] - before >= 3
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    (title,) = (
+        each.title for each in instrument.diagnose(tmp_path).findings if each.rule == "recurring-slow-steps"
+    )
+    assert title.startswith("Every 6th step takes ")
+    assert ", as torch's allocator is short of memory and gives its cache back:" in title

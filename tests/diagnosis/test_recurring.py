@@ -180,6 +180,18 @@ def test_the_cause_of_a_slow_step(cause: str, words: str) -> None:
     assert 30 == finding.where.step
 
 
+@pytest.mark.parametrize(
+    ("inside", "words"), [(True, "short of memory and gives its cache back"), (False, "frees memory")]
+)
+def test_retries_of_the_allocator(inside: bool, words: str) -> None:
+    """Memory that is freed inside an operator is given back for lack of room, else by ``empty_cache()``."""
+    loop = window(29).call("cudaFree", 2_000, 5_000).call("cudaMalloc", 5_000, 5_900)
+    if inside:
+        loop.operator("aten::empty", 1_990, 5_910)
+    (finding,) = recurring_slow_steps(TraceFacts(loop.trace(), timing=stalls(30)))
+    assert words in finding.title
+
+
 def test_an_unknown_cause() -> None:
     """Without evidence no cause is named."""
     (finding,) = recurring_slow_steps(TraceFacts(window(29).trace(), timing=stalls(30)))

@@ -168,6 +168,9 @@ class RunLengths:
         for _ in range(_FAMILIES):
             family = _take_longest(rest)
             numbers = sorted(number for number, _ in family)
+            if not period_of(numbers) and period_of(numbers[1:]):  # the first one is of the start
+                family.remove(min(family))
+                numbers = numbers[1:]
             every, begin_epochs = period_of(numbers), self._begin_epochs(numbers)
             if every or begin_epochs:
                 mean_ns = sum(ns for _, ns in family) // len(family)

@@ -11,6 +11,7 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration, percentage
 from ...read.tables.intervals import clip, merge_overlaps, overlap_ns, total_ns
+from ...read.tables.nest import NestedRanges
 from ...read.tables.steps import StepIndex
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
@@ -98,6 +99,7 @@ def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
         )
 
 
+_FREE = re.compile("Free|Unmap|Release")
 _EVALUATION = re.compile(r"(?:^|[./ ])(?:evaluation|eval|validation)$", re.IGNORECASE)
 _CHECKPOINT = re.compile(r"(?:^|[./ ])(?:checkpoint|save_checkpoint)$", re.IGNORECASE)
 
@@ -108,9 +110,9 @@ def recurring_slow_steps(facts: TraceFacts, *, share: float = 0.05) -> Iterator[
 
     Needs the lengths of all steps of the run, from its manifest, and three slow steps of like length. If the
     window has such a step, the cause is what takes at least half of its delay there: waiting for a batch,
-    compilation, garbage collection, allocation by the driver, or regions named evaluation or checkpoint. The
-    threshold is a share of the time of the loop; as the window has few of these steps or none, what it would win
-    is not known.
+    compilation, garbage collection, torch's allocator that is short of memory, and so frees inside an operator,
+    other allocation by the driver, or regions named evaluation or checkpoint. The threshold is a share of the time
+    of the loop; as the window has few of these steps or none, what it would win is not known.
     """
     lengths = facts.timing.lengths if facts.timing is not None else None
     if lengths is None or not lengths.are_enough:
@@ -173,6 +175,12 @@ def _cause(facts: TraceFacts, rows: Array) -> tuple[str, Fix]:
             "Freeze long-lived objects (gc.freeze()), and collect garbage at times of your choice.",
         ),
         (
+            ", as torch's allocator is short of memory and gives its cache back",
+            [_retries(trace, allocations)],
+            "Use less memory at these steps, or fewer different sizes: expandable segments, and batches padded to "
+            "a few lengths. Each time, the CPU waits for the GPU, and all memory is allocated anew.",
+        ),
+        (
             ", as the driver allocates or frees memory",
             [allocations],
             "Let the allocator keep its memory: no torch.cuda.empty_cache() in the loop, and expandable segments.",
@@ -197,6 +205,18 @@ def _cause(facts: TraceFacts, rows: Array) -> tuple[str, Fix]:
     return "", Fix(
         "Name what the loop does there with instrument.annotate, or record with stacks, to see it here."
     )
+
+
+def _retries(trace: Trace, calls: Table) -> Table:
+    """Return the calls with which torch's allocator finds no room, gives its cache back and allocates anew.
+
+    It does so inside an operator; ``torch.cuda.empty_cache()`` frees outside of operators.
+    """
+    operators = trace.operators
+    nest = NestedRanges(operators.start_ns, operators.end_ns, operators.thread)
+    operator = nest.innermost_at(calls.start_ns, calls.thread)
+    frees = operator[calls.matching("name", _FREE)]
+    return calls.where(np.isin(operator, frees[frees >= 0]))
 
 
 def _in_steps(steps: Table, tables: Sequence[Table]) -> Array:
