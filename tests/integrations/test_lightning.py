@@ -148,6 +148,9 @@ def test_steps_are_updates(tmp_path: Path, batches: int, accumulate: int, epochs
     pl_trainer.fit(Module(), data(batches))
     assert math.ceil(batches / accumulate) * epochs == pl_trainer.global_step
     assert [(0, pl_trainer.global_step - 1)] == steps(adapter)
+    (window,) = adapter.loop.windows
+    firsts = [number * math.ceil(batches / accumulate) for number in range(epochs)]
+    assert firsts == window["timing"]["lengths"]["epochs"]
     names = Counter(event["name"] for event in recorded_events(tmp_path / "out"))
     assert pl_trainer.global_step == names["step"]
     assert (batches * epochs if accumulate > 1 else 0) == names["micro-step"]

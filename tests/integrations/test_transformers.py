@@ -182,6 +182,15 @@ class FailingCallback(TrainerCallback):
         self.error = error
 
 
+def test_the_first_steps_of_epochs(tmp_path: Path) -> None:
+    """The lengths of a run say with which updates epochs begin; an evaluation begins none."""
+    callback = InstrumentCallback(tmp_path / "out", at="4")
+    arguments = {"gradient_accumulation_steps": 8, "eval_strategy": "steps", "eval_steps": 3}
+    trainer(tmp_path, callback, **arguments).train()  # epochs of two updates
+    (window,) = windows(tmp_path / "out")
+    assert [0, 2, 4] == window["timing"]["lengths"]["epochs"]
+
+
 def test_no_micro_steps_without_accumulation(tmp_path: Path) -> None:
     """Without accumulation, steps contain the forward and the backward directly."""
     trained = trainer(tmp_path, InstrumentCallback(tmp_path / "out", wait=1, warmup=0, active=2))
