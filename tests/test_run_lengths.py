@@ -80,10 +80,10 @@ def test_chance_has_no_period(spread: float, stalls: float) -> None:
 
 def test_an_even_loop_gets_one_sentence() -> None:
     """Steps that are alike are typical, whatever came before them."""
-    assert ["100 steps in 2.50 s: typical steps, 25.0 ms each, are 100 % of it"] == list(
+    assert ["100 steps in 2.50 s: 100 % in typical steps of 25.0 ms"] == list(
         lengths_of([25 * MS] * 100).sentences()
     )
-    assert ["100 steps in 2.50 s, after 5.00 s of start: typical steps, 25.0 ms each, are 100 % of it"] == list(
+    assert ["100 steps in 2.50 s, after 5.00 s of startup: 100 % in typical steps of 25.0 ms"] == list(
         lengths_of([25 * MS] * 100, start_ns=5_000 * MS).sentences()
     )
 
@@ -92,8 +92,8 @@ def test_stalls_of_epochs() -> None:
     """A loop whose every sixth step stalls is not typical; the second sentence says how to record a stall."""
     steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
     assert [
-        "23 steps in 2.08 s: 20 of about 25.0 ms are 24 % of it "
-        "and every 6th step of about 525 ms (6, 12, 18) 76 %",
+        "23 steps in 2.08 s: 24 % in 20 steps of about 25.0 ms; "
+        "76 % in every 6th step, of about 525 ms (6, 12, 18)",
         "No window shows a slow step; record one with --steps 11-13",
     ] == list(lengths_of(steps, 1).sentences())
 
@@ -101,16 +101,19 @@ def test_stalls_of_epochs() -> None:
 @pytest.mark.parametrize(
     ("epochs", "said"),
     [
-        ((0, 6, 12, 18), "every 6th step, the first of each epoch, of about 525 ms (6, 12, 18) 76 %"),
-        ((0, 7, 13, 19), "every 6th step of about 525 ms (6, 12, 18) 76 %"),
-        (tuple(range(0, 24, 2)), "every 6th step of about 525 ms (6, 12, 18) 76 %"),  # most epochs begin as usual
-        ((0, 6), "every 6th step of about 525 ms (6, 12, 18) 76 %"),  # one may be chance
+        ((0, 6, 12, 18), "76 % in every 6th step, the first of each epoch, of about 525 ms (6, 12, 18)"),
+        ((0, 7, 13, 19), "76 % in every 6th step, of about 525 ms (6, 12, 18)"),
+        (
+            tuple(range(0, 24, 2)),
+            "76 % in every 6th step, of about 525 ms (6, 12, 18)",
+        ),  # most epochs begin as usual
+        ((0, 6), "76 % in every 6th step, of about 525 ms (6, 12, 18)"),  # one may be chance
     ],
 )
 def test_stalls_at_the_begin_of_epochs(epochs: tuple[int, ...], said: str) -> None:
     """Where slow steps are the first of epochs, and epochs begin with a slow step, the sentence says that."""
     steps = [525 * MS if step % 6 == 0 else 25 * MS for step in range(1, 24)]
-    assert next(lengths_of(steps, 1, epochs=epochs).sentences()).endswith(f" and {said}")
+    assert next(lengths_of(steps, 1, epochs=epochs).sentences()).endswith(f"; {said}")
 
 
 def test_epochs_of_different_lengths() -> None:
@@ -119,7 +122,7 @@ def test_epochs_of_different_lengths() -> None:
         [525 * MS if step in (4, 13, 18) else 25 * MS for step in range(24)], epochs=(0, 4, 13, 18)
     )
     said, advice = lengths.sentences()
-    assert said.endswith("and the first step of each epoch of about 525 ms (4, 13, 18) 75 %")
+    assert said.endswith("; 75 % in the first step of each epoch, of about 525 ms (4, 13, 18)")
     assert "No window shows a slow step; record one with --steps 12-14" == advice
 
 
@@ -135,7 +138,7 @@ def test_irregular_stalls(hint: str, how: str) -> None:
     """Without a period, the black box opens a window at the next slow step."""
     steps = [525 * MS if step in (4, 7, 20, 29) else 25 * MS for step in range(40)]
     said, advice = lengths_of(steps).sentences(hint)
-    assert said.endswith("4 slow steps (4, 7, 20, 29) 70 %")
+    assert said.endswith("; 70 % in 4 slow steps (4, 7, 20, 29)")
     assert f"No window shows a slow step; record one with {how}" == advice
 
 
@@ -145,18 +148,26 @@ def test_a_slow_step_of_the_start_hides_no_period() -> None:
     assert [(6, (6, 12, 18, 24))] == [each[:2] for each in lengths_of(steps).recurrences()]
 
 
+def test_a_series_that_ended_recurs_no_more() -> None:
+    """Slow steps at equal distances at the begin of a long loop, as of a warm-up, are not said to come again."""
+    series = [25 * MS if step % 10 or not step else 525 * MS for step in range(31)]
+    assert [10] == [each.every for each in lengths_of(series + [25 * MS] * 15).recurrences()]
+    assert [] == lengths_of(series + [25 * MS] * 25).recurrences()
+
+
 def test_slow_steps_whose_numbers_are_forgotten() -> None:
     """Only the last slow steps have a number, but all count."""
     (said, _) = lengths_of([110 * MS if step % 10 == 9 else 10 * MS for step in range(1, 3_000)]).sentences()
     assert said.endswith(
-        "of about 110 ms (2948, 2958, 2968, 2978, 2988, 2998, and 250 before) 47 % and 44 earlier slow steps 8 %"
+        "47 % in every 10th step, of about 110 ms (2948, 2958, 2968, 2978, 2988, 2998, and 250 before); "
+        "8 % in 44 earlier slow steps"
     )
 
 
 def test_time_between_loops() -> None:
     """Where the time is outside of steps, no step is to blame."""
     (said,) = lengths_of([25 * MS] * 40, between_ns=3_000 * MS).sentences()
-    assert "40 steps in 4.00 s: 40 of about 25.0 ms are 25 % of it and 75 % between loops" == said
+    assert "40 steps in 4.00 s: 25 % in 40 steps of about 25.0 ms; 75 % between loops" == said
 
 
 @pytest.mark.parametrize(("share", "word"), [(0.81, True), (0.79, False)])
@@ -177,7 +188,7 @@ def test_the_time_of_recording() -> None:
     lengths = lengths_of([25 * MS] * 20)
     (little,), (much,) = (list(replace(lengths, recording_ns=ns).sentences()) for ns in (MS, 250 * MS))
     assert "recording" not in little
-    assert much.startswith("20 steps in 500 ms, beside 250 ms of recording: typical steps")
+    assert much.startswith("20 steps in 500 ms, beside 250 ms of recording: 100 % in typical steps")
 
 
 def test_json_round_trip() -> None:

@@ -110,6 +110,23 @@ def test_the_first_steps_of_epochs(out: Path, clock: Clock) -> None:
     assert "every 6th step, the first of each epoch," in next(lengths.sentences())
 
 
+def test_a_phase_beside_the_steps(clock: Clock) -> None:
+    """A phase on another thread, during which steps end, is part of them: no step gets shorter."""
+    times = RunTimes()
+    times.begin()
+    for step in range(1, 40):
+        clock.now += 100
+        times.end_step(clock.now)
+        if step == 10:
+            times.enter_phase()
+        if step == 30:
+            times.leave_phase()
+    lengths = times.lengths(40)
+    assert (100, 38, 3_800, 0) == (
+        lengths.usual_ns, lengths.typical_steps, lengths.typical_ns, lengths.phases_ns
+    )  # fmt: skip
+
+
 def test_time_outside_of_steps(out: Path, clock: Clock) -> None:
     """Time between two loops and in a phase belongs to no step."""
 
@@ -197,7 +214,7 @@ def test_the_end_of_a_run_says_where_its_time_is(
     said: list[str] = []
     with profile(out, on_summary=said.append) as prof:
         take_steps(prof, clock, steps, lambda _: 100)
-    expected = "instrument: 39 steps in 3.90 us: typical steps, 100 ns each, are 100 % of it\n"
+    expected = "instrument: 39 steps in 3.90 us: 100 % in typical steps of 100 ns\n"
     assert [expected] * (steps > 16) == [text for text in said if "steps in" in text]
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from heapq import merge
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from .units import duration, ordinal
+from .units import counted, duration, ordinal
 
 SLOW = 2
 """How many times as long as the median of its block a step is slow."""
@@ -54,7 +54,7 @@ class Recurrence(NamedTuple):
     def __str__(self) -> str:
         if not self.every:
             return "the first step of each epoch"
-        return f"every {ordinal(self.every)} step{', the first of each epoch,' * self.begin_epochs}"
+        return f"every {ordinal(self.every)} step{', the first of each epoch' * self.begin_epochs}"
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ class RunLengths:
     slow_steps: int = 0
     slow_ns: int = 0
     slow: tuple[tuple[int, int], ...] = ()
-    recorded: tuple[int, ...] = field(default=())
-    epochs: tuple[int, ...] = field(default=())
+    recorded: tuple[int, ...] = ()
+    epochs: tuple[int, ...] = ()
     start_ns: int = 0
     between_ns: int = 0
     phases_ns: int = 0
@@ -118,9 +118,11 @@ class RunLengths:
             return None
         numbers = {name: values[name] for name in cls.__dataclass_fields__}
         lists = {name: numbers.pop(name) for name in ("slow", "recorded", "epochs")}
-        if not all(map(_is_count, numbers.values())) or not all(isinstance(each, list) for each in lists.values()):
+        if not all(map(_is_count, numbers.values())) or not all(
+            isinstance(each, (list, tuple)) for each in lists.values()
+        ):
             return None
-        slow = tuple(tuple(pair) for pair in lists["slow"] if isinstance(pair, list))
+        slow = tuple(tuple(pair) for pair in lists["slow"] if isinstance(pair, (list, tuple)))
         if not all(len(pair) == 2 and all(map(_is_count, pair)) for pair in slow):
             return None
         recorded, epochs = (tuple(filter(_is_count, lists[name])) for name in ("recorded", "epochs"))
@@ -161,7 +163,7 @@ class RunLengths:
         The steps of a family are of like length, and they begin epochs or all distances between them are equal.
         Three steps are enough if their numbers are multiples of the distance, or one less, as loops count; else
         four; and six if distances of at least 8 differ by one; or two if they begin epochs. Fewer would be so by
-        chance.
+        chance. A series that missed its last two turns has ended.
         """
         found = []
         rest = sorted(self.slow, key=lambda pair: pair[1])
@@ -172,7 +174,8 @@ class RunLengths:
                 family.remove(min(family))
                 numbers = numbers[1:]
             every, begin_epochs = period_of(numbers), self._begin_epochs(numbers)
-            if every or begin_epochs:
+            ended = every and self.steps - numbers[-1] > 2 * every
+            if (every or begin_epochs) and not ended:
                 mean_ns = sum(ns for _, ns in family) // len(family)
                 found.append(Recurrence(every, tuple(numbers), mean_ns, begin_epochs))
         return found
@@ -192,20 +195,15 @@ class RunLengths:
         """
         if not self.are_enough:
             return
-        start = f", after {duration(self.start_ns)} of start" * (self.start_ns > self.loop_ns / 4)
+        start = f", after {duration(self.start_ns)} of startup" * (self.start_ns > self.loop_ns / 4)
         worth = self.recording_ns >= _MIN_SHARE * self.loop_ns
         recording = f", beside {duration(self.recording_ns)} of recording" * worth
         said = f"{self.steps:,} steps in {duration(self.loop_ns)}{start}{recording}:"
         if self.are_typical:
-            share, each = self._share(self.typical_ns), duration(self.usual_ns)
-            yield f"{said} typical steps, {each} each, are {share} of it"
+            yield f"{said} {self._share(self.typical_ns)} in typical steps of {duration(self.usual_ns)}"
             return
-        recurrences = self.recurrences()
-        typical = (
-            f"{self.typical_steps:,} of about {duration(self.usual_ns)} are {self._share(self.typical_ns)} of it"
-        )
-        parts = [typical, *self._slow_parts(recurrences), *self._outside_parts()]
-        yield f"{said} {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f"{said} {typical}"
+        most = f"{self._share(self.typical_ns)} in {self.typical_steps:,} steps of about {duration(self.usual_ns)}"
+        yield f"{said} {'; '.join([most, *self._slow_parts(self.recurrences()), *self._outside_parts()])}"
         if self.slow_ns >= _MIN_SHARE * self.loop_ns and not self.recorded:
             yield f"No window shows a slow step; record one with {self.how_to_record(hint)}"
 
@@ -223,14 +221,14 @@ class RunLengths:
         for each in recurrences:
             ns = sum(ns for number, ns in self.slow if number in each.steps)
             if ns >= _MIN_SHARE * self.loop_ns:
-                yield f"{each} of about {duration(each.each_ns)} ({_named(each.steps)}) {self._share(ns)}"
+                yield f"{self._share(ns)} in {each}, of about {duration(each.each_ns)} ({_named(each.steps)})"
         others = [(number, ns) for number, ns in self.slow if number not in recurring]
         ns = self.slow_ns - sum(ns for number, ns in self.slow if number in recurring)
         if ns >= _MIN_SHARE * self.loop_ns:
             number = self.slow_steps - len(recurring)
             which = "" if not recurring else "other " if others else "earlier "  # whose numbers are forgotten
             named = f" ({_named([number for number, _ in others])})" * bool(others)
-            yield f"{number:,} {which}slow step{'s' * (number != 1)}{named} {self._share(ns)}"
+            yield f"{self._share(ns)} in {counted(number, f'{which}slow step')}{named}"
 
     def _outside_parts(self) -> Iterator[str]:
         for part, where in _OUTSIDE.items():

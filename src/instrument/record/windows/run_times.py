@@ -94,8 +94,9 @@ class RunTimes:
         self._left_ns = perf_counter_ns()
 
     def leave_phase(self) -> None:
-        """Go on with the current step."""
-        self._leave_out("phases_ns", perf_counter_ns() - self._left_ns)
+        """Go on with the current step; if steps ended meanwhile, the phase ran beside them on another thread."""
+        if not self._ends or self._ends[-1] <= self._left_ns:
+            self._leave_out("phases_ns", perf_counter_ns() - self._left_ns)
 
     def _leave_out(self, part: str, ns: int) -> None:
         if self._running and self._ends:
