@@ -15,8 +15,9 @@ import torch
 from rich.console import Console
 
 import instrument
-from instrument.read.charts.flame import REGION, ranges_of, times_of_steps
+from instrument.read.charts.flame import REGION, ranges_of
 from instrument.read.measures.summary import summarize
+from instrument.read.tables.steps import times_of_steps
 from instrument.read.tables.trace import Trace
 from instrument.show.terminal.summary import print_summary
 from tests.support.torch_versions import records_all_threads

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from instrument.base.units import duration
 from instrument.explain.diagnosis.diagnose import diagnose
 from instrument.explain.replay.critical_path import critical_path
 from instrument.explain.replay.replay import Change, Replayer, SavedWork, mean_ns
 from instrument.explain.replay.step_waits import StepWaits, removals, step_waits
-from instrument.read.jobs.read import read_trace
+from instrument.read.jobs.read import content_of, read_trace
+from instrument.read.measures.summary import summarize
+from instrument.show.sections.diagnosis import overview_section
 from instrument.show.text.diagnosis import evidence_texts
+from instrument.start.cli import app
 from tests.support.shared_traces import shared
 
 from .machine import Costs, Machine
@@ -30,15 +36,15 @@ actions = st.lists(
 )
 
 
-def record(program: list[Action], without: str = "") -> Machine:
-    """Run three steps of a program in which one class of work costs nothing."""
+def record(program: list[Action], without: str = "", *, marked: bool = True) -> Machine:
+    """Run three steps of a program in which one class of work costs nothing; ``marked`` says where they are."""
     instant = {"compute": "compute", "communication": "nccl"}.get(without, "-")
     costs = Costs(call=0) if without == "overhead" else Costs()
     machine = Machine(costs, faster=lambda name: 1e12 if name.startswith(instant) else 1)
     machine.launch(10 * US, 7)
     machine.synchronize()
     for _ in range(3):
-        with machine.step():
+        with machine.step() if marked else nullcontext():
             for action, ns in program:
                 if action == "work":
                     machine.work(0 if without == "overhead" else ns)
@@ -83,6 +89,20 @@ def test_the_parts_hold_what_is_won(program: list[Action]) -> None:
     check_parts(waits, step_ns)
 
 
+@settings(max_examples=60, deadline=None)
+@given(actions)
+def test_programs_without_steps(program: list[Action]) -> None:
+    """A recording without steps has one length, which its parts add up to, and one critical path."""
+    trace = record(program, marked=False).trace()
+    found = diagnose(trace)
+    assert found.waits is not None
+    assert found.replayer is not None
+    assert found.step_ns == trace.gpu.end_ns.max() - trace.runtime.start_ns.min() == found.what_if().before_ns
+    check_parts(found.waits, found.step_ns)
+    check_one_path(found.replayer, Change())
+    check_one_path(found.replayer, CHEAPER_CPU)
+
+
 def check_parts(waits: StepWaits, step_ns: float) -> None:
     parts = dict(waits.parts)
     assert sum(parts.values()) == pytest.approx(step_ns, abs=len(parts))
@@ -119,7 +139,56 @@ WITH_STEPS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WITH_STEPS)
+WITHOUT_STEPS = [
+    "critical_path/simple_add_input.json.gz", "hta_alexnet_cudasync.json.gz",
+    "hta_event_sync_multistream.json.gz", "hta_gpu_user_annotation.json.gz", "kineto_docs_after_fix.json",
+    "labelled/conv_07_transposed.json.gz", "labelled/gemm_01_compute_few_tiles.json.gz",
+    "labelled/sdpa_01_long_seq_low_eff.json.gz", "labelled/sdpa_03_short_seq_overhead.json.gz",
+    "nsys/mfu_2gpu_after.sqlite", "nsys/mfu_2gpu_before.sqlite", "param_resnet_kineto.json.gz",
+    "tl_torch_compile_triton.json.gz", "tl_vllm_decode_full_cudagraph.json.gz",
+]  # fmt: skip
+NOT_REPLAYED = ["hta_large_integer.json.gz", "nsys/h100_2gpu_1s.sqlite", "tl_rocprofv3_908_results.json.gz"]
+REPLAYED = WITH_STEPS + WITHOUT_STEPS
+
+
+@pytest.mark.parametrize("name", WITHOUT_STEPS + NOT_REPLAYED)
+def test_one_length(name: str) -> None:
+    """Without steps, all that names a length of the recording names the same one."""
+    path = shared(name)
+    found = diagnose(path, what_if=False)
+    assert not found.has_steps
+    assert found.facts is not None
+    assert (found.waits is None) == (name in NOT_REPLAYED)
+    overview = overview_section(found)
+    assert overview is not None
+    lengths = {
+        found.step_ns,
+        found.what_if().before_ns,
+        summarize(found.facts.trace).step_ns,
+        content_of(found.facts.trace).window_ns,
+        overview["step_ns"],
+        sum(found.parts.values()),
+    }
+    assert len(lengths) == 1
+    said = " ".join(CliRunner().invoke(app, ["summarize", str(path)]).stdout.split())
+    assert found.verdict in said
+    assert f"Where the time went: {duration(found.step_ns)}" in said
+
+
+def test_a_gpu_that_is_busy_at_first() -> None:
+    """A recording without steps begins when the GPU has done what was launched before, recorded or not."""
+    machine = Machine()
+    for _ in range(6):
+        machine.launch(4_000 * US)
+    for table in ("gpu", "runtime"):
+        del machine.rows[table][0]
+    found = diagnose(machine.trace())
+    assert found.step_ns == 4 * (4_000 * US + Costs().stream)
+    assert (found.waits is not None, found.what_if().before_ns) == (True, found.step_ns)
+    assert found.parts["overhead"] == 0
+
+
+@pytest.mark.parametrize("name", REPLAYED)
 def test_real_traces(name: str) -> None:
     """The laws hold on real traces, where `whatif` and the diagnosis also have one length of a step."""
     path: Path = shared(name)
@@ -168,7 +237,7 @@ def test_one_critical_path(program: list[Action]) -> None:
         check_one_path(replayer, change)
 
 
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name", REPLAYED)
 def test_one_critical_path_of_real_traces(name: str) -> None:
     """The same on real traces."""
     replayer = Replayer(read_trace(shared(name)))

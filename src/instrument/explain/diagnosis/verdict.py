@@ -20,7 +20,7 @@ from ..metrics.operator_work import tile_of
 from ..metrics.roofline import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
 from ..metrics.tables import one_of
-from ..replay.step_waits import CLOSE, StepWaits, step_waits
+from ..replay.step_waits import CLOSE, StepWaits
 from ..rules.trace_facts import TraceFacts
 from .chosen_trace import FORMAT
 from .longest import outermost_regions
@@ -99,9 +99,8 @@ class Verdict:
     Attributes:
         bound: the class without which a step is shortest in a replay, where compute is split by what limits the
             kernels. Of classes that win the same within 5 % of a step, it is the one with most time on the path;
-            None if no class wins 5 %. Where the replay abstains or there are no steps, it is the part with the
-            largest share of the time; None if that has no third of the time, if latency or other is larger, or if
-            the evidence is missing.
+            None if no class wins 5 %. Where the replay abstains, it is the part with the largest share of the
+            time; None if that has no third of it, if latency or other is larger, or if the evidence is missing.
         text: the verdict in one sentence.
         parts: the time of each of `PARTS` per step in ns; they add up to the step.
         coverage: why it abstains, or on what it rests.
@@ -122,14 +121,14 @@ def verdict_of(facts: TraceFacts) -> Verdict:
     if facts.unknown_gpu:
         return Verdict(None, _without_gpu(facts), {}, facts.unknown_gpu)
     parts = _parts(facts)
-    if facts.trace.steps and not facts.replayer.abstained:
-        return _of_replay(facts, {name: facts.per_step(ns) for name, ns in parts.items()})
+    if facts.step_waits is not None:
+        return _of_replay(facts, facts.step_waits, {name: facts.per_step(ns) for name, ns in parts.items()})
     return _of_busy_gpu(facts, parts)
 
 
-def _of_replay(facts: TraceFacts, parts: Mapping[str, int]) -> Verdict:
+def _of_replay(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -> Verdict:
     """Return the verdict by what the steps wait for, and what they win without it."""
-    waits, percent = step_waits(facts.replayer), 100 / max(facts.step_ns, 1)
+    percent = 100 / max(facts.step_ns, 1)
     named = waits.bounds(facts.step_ns)
     if not named:
         return _of_balance(facts, waits, parts)
@@ -164,7 +163,8 @@ def _of_balance(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -
 
 def _evidence_of_replay(facts: TraceFacts) -> str:
     error = 100 * float(np.median(facts.replayer.errors))
-    return f"replays of the steps without each class of work; without a change, the replay is {error:.1f} % off"
+    what = "steps" if facts.trace.steps else "recording"
+    return f"replays of the {what} without each class of work; without a change, the replay is {error:.1f} % off"
 
 
 def _waited_for(waits: StepWaits, bound: Bound | None) -> str:
@@ -313,7 +313,7 @@ def _what(facts: TraceFacts) -> str:
     on = f" on {len(facts.gpus)} GPUs" if len(facts.gpus) > 1 else ""
     on += f" on rank {facts.trace.rank or 0}" if facts.job and facts.job.world_size > 1 else ""
     if not facts.trace.steps:
-        return f"the {duration(facts.window_ns)}{' of GPU work' * bool(facts.gpus)} recorded{on}"
+        return f"the {duration(facts.window_ns)} recorded{on}"
     if facts.steps == 1:
         return f"the recorded step of {duration(facts.step_ns)}{on}"
     steps = counted(facts.steps, "overlapping step" if facts.steps_overlap else "step")

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...read.measures.synchronizations import COPY, FREE, Synchronization, columns_of
 from ...read.tables.lanes import group_rows, latest
-from ...read.tables.steps import launched_before
+from ...read.tables.steps import earlier_work
 from ...read.tables.table import KERNEL, MEMCPY, MEMSET, Array
 from ...read.tables.trace import Trace
 from ..metrics.idle import UNKNOWN, launched_at
@@ -26,7 +26,7 @@ class GpuOrder(NamedTuple):
         launched_ns: the start of the call that launched it, or `UNKNOWN`.
         queued_ns: the latest launch of any work on its stream up to this one, or `UNKNOWN`: a stream is a queue,
             so work was launched no earlier than the work before it.
-        before: whether it was launched before the recording.
+        before: `earlier_work`.
         same_launch: whether the call that launched it also launched the work before it, as for CUDA graphs.
     """
 
@@ -57,7 +57,7 @@ def gpu_order(trace: Trace) -> GpuOrder:
         previous[rows[1:]] = rows[:-1]
         queued[rows] = np.maximum.accumulate(launched[rows])
     same = (gpu.launch >= 0) & (previous >= 0) & (gpu.launch == gpu.launch[previous])
-    return GpuOrder(stream, previous, launched, queued, launched_before(trace), same)
+    return GpuOrder(stream, previous, launched, queued, earlier_work(trace), same)
 
 
 LAUNCH_NS, STREAM_NS, EVENT_NS, RETURN_NS = 5_000, 1_000, 2_000, 3_000
@@ -100,7 +100,7 @@ def measure_delays(trace: Trace, order: GpuOrder, waiting: Array) -> Delays:
     waited = gpu.start_ns - np.where(linked, order.launched_ns, 0)
     alone = np.ones(len(gpu), bool)
     alone[waiting] = False
-    idle = linked & alone & ~order.same_launch & (previous_end <= order.launched_ns)
+    idle = linked & alone & ~order.same_launch & ~order.before & (previous_end <= order.launched_ns)
     usual = median(waited[idle], LAUNCH_NS)
     launch = np.full(len(gpu), usual)
     for kind in _KINDS:

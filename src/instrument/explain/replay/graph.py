@@ -13,7 +13,7 @@ from ...read.measures.launches import BlockedLaunches, find_blocked_launches
 from ...read.measures.synchronizations import Synchronization, columns_of, find_synchronizations
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import distinct_values, group_rows
-from ...read.tables.steps import launched_before, main_thread, process_of_threads, span
+from ...read.tables.steps import earlier_work, loop_thread, process_of_threads, whole_trace
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
 from ..metrics.idle import input_ranges
@@ -30,7 +30,7 @@ class LoopSteps:
     Attributes:
         table: the steps; without any, the whole trace counts as one.
         of_work: for each row of `Trace.gpu`, the step that launched it, or -1.
-        before: whether it was launched before the recording.
+        before: whether it was launched before the recording, and counts for nothing.
         of_process: the rows of the steps of each process, in order.
     """
 
@@ -75,8 +75,8 @@ class LoopSteps:
 
 
 def loop_steps(trace: Trace) -> LoopSteps:
-    """Return the steps of a trace with a `loop_thread`."""
-    steps, before = trace.steps or _whole_trace(trace), launched_before(trace)
+    """Return the steps of a trace; without any, the whole trace is one."""
+    steps, before = trace.steps or _whole_trace(trace), earlier_work(trace)
     return LoopSteps(
         steps,
         trace.gpu.step if trace.steps else np.where(before, -1, 0),
@@ -85,26 +85,13 @@ def loop_steps(trace: Trace) -> LoopSteps:
     )
 
 
-def has_cpu(trace: Trace) -> bool:
-    """Return whether a trace has events on a CPU thread; a graph can only be built from these."""
-    return bool(trace.steps) or loop_thread(trace) >= 0
-
-
-def loop_thread(trace: Trace) -> int:
-    """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
-    threads = np.concatenate([each.thread for each in _on_cpu(trace)])
-    main, busy = main_thread(trace), threads[threads >= 0]
-    return main if (busy == main).any() or not len(busy) else int(np.argmax(np.bincount(busy)))
-
-
-def _on_cpu(trace: Trace) -> tuple[Table, ...]:
-    return trace.operators, trace.regions, trace.runtime
-
-
 def _whole_trace(trace: Trace) -> Table:
-    """Return one step from the first to the last event of the loop's thread."""
-    thread = loop_thread(trace)
-    first, last = span(*(each.where(each.thread == thread) for each in _on_cpu(trace)))
+    """Return the whole trace as one step, which ends on the CPU with the last launch on the loop's thread."""
+    (first, last), thread = whole_trace(trace), loop_thread(trace)
+    if trace.gpu:
+        launches = trace.runtime.where(trace.gpu.launch[trace.gpu.launch >= 0])
+        own_ns = launches.start_ns[launches.thread == thread]
+        last = int(own_ns[own_ns <= last].max(initial=first))
     columns = {"start_ns": first, "duration_ns": last - first, "thread": thread}
     return table("steps", {name: np.array([value]) for name, value in columns.items()}, trace.strings)
 

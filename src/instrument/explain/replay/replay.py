@@ -12,11 +12,12 @@ import numpy as np
 
 from ...read.tables.intervals import Intervals, covered_ns, union
 from ...read.tables.lanes import group_rows
+from ...read.tables.steps import has_cpu, launched_before
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
 from .edges import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges
-from .graph import Graph, graph_of, has_cpu, times_by_thread
+from .graph import Graph, graph_of, loop_steps, times_by_thread
 from .pieces import NEVER, times_of
 
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
@@ -312,7 +313,7 @@ class Replayer:
     @cached_property
     def recorded_ns(self) -> Array:
         """The recorded lengths of the steps in ns; see `LoopSteps.bounds`."""
-        starts, ends = self.graph.loop.recorded_bounds(self.trace)
+        starts, ends = loop_steps(self.trace).recorded_bounds(self.trace)
         lengths: Array = ends - starts
         return lengths
 
@@ -330,12 +331,11 @@ class Replayer:
             return "the trace has no events on the CPU"
         if self.graph.incomplete:
             return self.graph.incomplete
+        if launched_before(self.trace).any() and not self.graph.order.before.any():
+            return "much of the GPU work was launched before the recording, and the trace has no steps"
         unknown, work = int(self.graph.order.unknown.sum()), len(self.trace.gpu)
         if unknown > _MAX_UNKNOWN * work:
             return f"the launches of {unknown:,} of {work:,} kernels, memcpys and memsets are not in the trace"
-        before_ns = int(self.trace.gpu.duration_ns[self.graph.order.before].sum())
-        if not self.trace.steps and before_ns > _MAX_UNKNOWN * int(self.trace.gpu.duration_ns.sum()):
-            return "much of the GPU work was launched before the recording, and the trace has no steps"
         error = float(np.median(self.errors))
         if error > _MAX_ERROR:
             return f"the replay without a change is {100 * error:.1f} % off, more than {100 * _MAX_ERROR:.0f} %"

@@ -70,9 +70,7 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
         replayed, step_ns = replay_changed(replayer.graph, after), replayer.step_ns(after)
     else:
         after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
-    chain, total, _ = longest_chain(replayer.graph, replayed)
-    rows = np.array(chain, np.int64)
-    parts = _parts(replayer, replayed, rows, total, step_ns)
+    rows, parts = _on_path(replayer, replayed, step_ns)
     work, regions = ({}, {}) if after else _work(replayer, rows, parts["overhead"])
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
@@ -81,6 +79,18 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
     }
     by_win = dict(sorted(wins.items(), key=lambda item: -item[1]))
     return StepWaits(parts, by_win, work, regions)
+
+
+def parts_after(replayer: Replayer, change: Change) -> dict[str, int]:
+    """Return the time of each of `CLASSES` on the critical path after a change, per step in ns."""
+    return _on_path(replayer, replay_changed(replayer.graph, change), replayer.step_ns(change))[1]
+
+
+def _on_path(replayer: Replayer, replayed: Replay, step_ns: int) -> tuple[Array, dict[str, int]]:
+    """Return the edges of the critical path of a replay, and the time of each class on it per step."""
+    chain, total, _ = longest_chain(replayer.graph, replayed)
+    rows = np.array(chain, np.int64)
+    return rows, _parts(replayer, replayed, rows, total, step_ns)
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:

@@ -111,10 +111,10 @@ def what_if(
     """
     request = Request(without, speed, overlap, launch, replace, workers, fuse, fix)
     changes = [*request.changes(replayer, fixed)]
-    if not replayer.has_cpu:
-        return WhatIf("", 0, None, None, None, 0, has_steps=False, abstained=replayer.abstained)
-    errors, words = replayer.errors, ", ".join(said for said, _ in changes)
     before = mean_ns(replayer.recorded_ns)
+    if not replayer.has_cpu:
+        return WhatIf("", before, None, None, None, 1, has_steps=False, abstained=replayer.abstained)
+    errors, words = replayer.errors, ", ".join(said for said, _ in changes)
     figures = float(np.median(errors)), float(errors.max()), len(errors), bool(replayer.trace.steps)
     if replayer.abstained:
         return WhatIf(words, before, None, *figures, replayer.abstained)

@@ -21,7 +21,13 @@ from ...read.profilers.compile_log import CompileLog
 from ...read.tables.intervals import Intervals, clip, merge_overlaps, overlap_ns, total_ns
 from ...read.tables.lanes import group_rows
 from ...read.tables.notes import by_command, to_record
-from ...read.tables.steps import launched_before, main_thread, process_of_threads, steps_of_process
+from ...read.tables.steps import (
+    earlier_work,
+    main_thread,
+    process_of_threads,
+    steps_of_process,
+    whole_trace,
+)
 from ...read.tables.table import KERNEL, MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask, gpu_numbers
@@ -35,6 +41,7 @@ from ..metrics.tables import one_of
 from ..metrics.utilization import Activity, activity
 from ..replay.replay import Change, Replayer, mean_ns, without_events
 from ..replay.requests import Request, joined, launched_inside
+from ..replay.step_waits import StepWaits, step_waits
 from ..waits.audit import audit
 from ..waits.report import SyncReport
 from ..waits.trace_context import TraceContext
@@ -77,7 +84,8 @@ def both(one: Win, other: Win) -> Win:
     return Win(one + other, lambda: one.change() | other.change(), "", one.hidden_ns + other.hidden_ns)
 
 
-_HIGH, _MEDIUM = 0.1, 0.03  # shares of a step
+LEAST_SHARES: dict[Severity, float] = {"high": 0.1, "medium": 0.03, "low": 0.0}
+"""The least share of a step that a finding of each severity wins."""
 
 
 class MissingEvidenceError(Exception):
@@ -161,18 +169,13 @@ class TraceFacts:
 
     @cached_property
     def recorded(self) -> tuple[int, int]:
-        """The time in ns from the first step's start to the end of the last step's work; else that of GPU work."""
-        for name in ("step_lengths", "span_ns"):
-            if (bounds := self.metrics.about(name).window_ns) is not None:
-                return bounds
-        return self.metrics.about("sync_calls").window_ns or (0, 0)
+        """The time in ns from the first step's start to the end of the last step's work; else `whole_trace`."""
+        return self.metrics.about("step_lengths").window_ns or whole_trace(self.trace)
 
     @cached_property
     def earlier(self) -> Array:
-        """A mask of the rows of `Trace.gpu` launched before the recording; none in a trace without steps."""
-        if not self.trace.steps:
-            return np.zeros(len(self.trace.gpu), bool)
-        return launched_before(self.trace)
+        """A mask of the rows of `Trace.gpu` launched before the recording, which do not count."""
+        return earlier_work(self.trace)
 
     @cached_property
     def window(self) -> tuple[int, int]:
@@ -576,11 +579,8 @@ class TraceFacts:
                 looked up there.
             **where: fields of `Where` that are known.
         """
-        if severity is None:
-            share = self.share(win_ns or 0)
-            severity = "high" if share >= _HIGH else "medium" if share >= _MEDIUM else "low"
         finding = Finding(
-            severity=severity,
+            severity=self._severity(win_ns or 0) if severity is None else severity,
             title=title,
             where=Where(**{"rank": self.trace.rank, **where}),
             evidence=(*numbers, *evidence),
@@ -593,6 +593,20 @@ class TraceFacts:
         place = None if at is None else (operator.index(at[0]), operator.index(at[1]))
         self._made[id(finding)] = finding, win_ns if isinstance(win_ns, Win) else None, place
         return finding
+
+    def _severity(self, win_ns: int) -> Severity:
+        """Return the severity of a finding that can win so much."""
+        return next(each for each, share in LEAST_SHARES.items() if self.share(win_ns) >= share)
+
+    def with_win(self, finding: Finding, win_ns: int) -> Finding:
+        """Return a finding of `finding` that can win less."""
+        made, win, place = self._made.get(id(finding), (finding, None, None))
+        severity = finding.severity
+        if severity == self._severity(made.win_ns or 0):
+            severity = self._severity(win_ns)
+        less = replace(finding, win_ns=win_ns, severity=severity)
+        self._made[id(less)] = less, win, place
+        return less
 
     def place_of(self, work: Table) -> tuple[int, int] | None:
         """Return the thread and the time of the launch of the longest of these kernels, for ``at``."""
@@ -620,6 +634,11 @@ class TraceFacts:
     def win_of(self, finding: Finding) -> Win | None:
         """Return what removing the cause of a finding of `finding` can win; None if no replay can show it."""
         return self._made[id(finding)][1] if id(finding) in self._made else None
+
+    @cached_property
+    def step_waits(self) -> StepWaits | None:
+        """What a step waits for; None if times of the GPU are not known, or nothing can be replayed."""
+        return None if self.unknown_gpu or self.replayer.abstained else step_waits(self.replayer)
 
     def replayed_ns(self, win: Win) -> int | None:
         """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""

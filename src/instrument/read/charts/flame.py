@@ -14,10 +14,10 @@ import numpy as np
 from ...base.printable import shown_name
 from ...base.trace_marks import TASKS
 from ..tables.autograd import engine_node_name
-from ..tables.intervals import Intervals, covered_ns, merge_overlaps
+from ..tables.intervals import Intervals, covered_ns
 from ..tables.lanes import latest
 from ..tables.nest import NestedRanges, ancestor_levels, inside_rows, outermost_rows
-from ..tables.steps import main_thread, span
+from ..tables.steps import main_thread, times_of_steps
 from ..tables.table import Array, Table, linked
 from ..tables.trace import MODULE as MODULE_NAME
 from ..tables.trace import MODULE_PREFIX, Trace
@@ -197,14 +197,6 @@ def ranges_of(trace: Trace, times: Intervals) -> Ranges:
         around = ranges.places(REGION, trace.regions.parent[ranges.row[mine]])
         parents[mine] = np.where(thread[around] == thread[mine], around, -1)
     return ranges
-
-
-def times_of_steps(trace: Trace) -> Intervals:
-    """Return when steps run on the CPU; without steps, the time from the first event to the last."""
-    if trace.steps:
-        return merge_overlaps(trace.steps.start_ns, trace.steps.end_ns)
-    start, end = span(trace.operators, trace.regions, trace.runtime)
-    return np.array([start]), np.array([end])
 
 
 def own_ns(ranges: Ranges, times: Intervals, main: int) -> tuple[Array, int]:

@@ -29,7 +29,7 @@ from ..profilers.ascend import is_ascend, read_ascend
 from ..profilers.database import is_database, open_database
 from ..tables.intervals import clip, merge_overlaps, total_ns
 from ..tables.lanes import map_unique
-from ..tables.steps import span
+from ..tables.steps import span, whole_window
 from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, TooLargeError, table
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
@@ -273,7 +273,7 @@ class RankContent(Trace):
     """A trace with its steps and collectives only: kernels, and ranges of gloo.
 
     Attributes:
-        window_ns: the time of its steps and of the work that they launched or, without steps, of all GPU work.
+        window_ns: the time of its steps and of the work that they launched; without steps, that of `whole_window`.
         compute_ns: the part of it during which a kernel that does not communicate runs.
         transfers: what it sends to other ranks and receives from them; None if there is nothing.
     """
@@ -297,7 +297,7 @@ def content_of(trace: Trace, collectives: Collectives = "auto") -> RankContent:
     """Return what `RankContent` keeps of a trace."""
     gpu, steps = trace.gpu, trace.steps
     own = gpu.where(gpu.step >= 0) if steps else gpu
-    start, end = span(steps or gpu)[0], span(steps, own)[1]
+    start, end = (span(steps)[0], span(steps, own)[1]) if steps else whole_window(trace)
     counted = own or gpu  # not the work of earlier steps that still runs when the recording begins
     computes = ~communication_mask(counted, collectives) & (counted.category == KERNEL)
     compute = clip(merge_overlaps(counted.start_ns[computes], counted.end_ns[computes]), start, end)

@@ -16,7 +16,15 @@ from ...base.trace_marks import UNRECORDED
 from ..tables.autograd import MissingBackward
 from ..tables.intervals import covered_ns, merge_overlaps, total_ns
 from ..tables.lanes import group_rows
-from ..tables.steps import StepIndex, gpu_work, in_no_region_ns, main_thread, outside_ns, steps_ns
+from ..tables.steps import (
+    StepIndex,
+    gpu_work,
+    in_no_region_ns,
+    main_thread,
+    outside_ns,
+    steps_ns,
+    times_of_steps,
+)
 from ..tables.table import Array, Table
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, count_gpus
@@ -185,7 +193,7 @@ def summarize(trace: Trace, timing: Timing | None = None, collectives: Collectiv
     gpu = trace.gpu.where(work.counted)
     regions = trace.regions
     within = steps.rows_at(regions.start_ns, regions.thread)
-    in_steps = _in_step_time(regions, trace.steps)
+    in_steps = _in_step_time(regions, trace)
     by_path: dict[tuple[str, ...], _Total] = {}
     gpu_ns = _time_by_row(gpu, "region", len(regions))
     for path, step, *values in _tree(in_steps, gpu_ns, main_thread(trace), within):
@@ -330,12 +338,10 @@ def _time_by_row(gpu: Table, link: str, rows: int) -> Array:
     return np.bincount(gpu[link][linked], gpu.duration_ns[linked], rows).astype(np.int64)  # exact up to 104 days
 
 
-def _in_step_time(rows: Table, steps: Table) -> Table:
-    """Return ``rows`` on a clock that runs in steps only: time after the last step of a window does not count."""
-    if not steps:
-        return rows
-    during = merge_overlaps(steps.start_ns, steps.end_ns)
-    begin = np.full_like(rows.start_ns, steps.start_ns.min())
+def _in_step_time(rows: Table, trace: Trace) -> Table:
+    """Return ``rows`` on a clock that runs in `times_of_steps` only: time after the last step does not count."""
+    during = times_of_steps(trace)
+    begin = np.full_like(rows.start_ns, during[0][0])
     times = {
         "start_ns": covered_ns(during, begin, rows.start_ns),
         "duration_ns": covered_ns(during, rows.start_ns, rows.end_ns),

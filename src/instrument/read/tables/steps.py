@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .intervals import covered_ns, merge_overlaps, total_ns
+from .intervals import Intervals, clip, covered_ns, merge_overlaps, total_ns
 from .lanes import LaneAxis, group_rows, is_among
 from .table import Array, Table, linked
 from .trace import Trace
@@ -125,11 +125,55 @@ class _LatestOpenProcess:
         return np.where(at >= 0, self._last[at], -1)
 
 
+def has_cpu(trace: Trace) -> bool:
+    """Return whether a trace has events on a CPU thread."""
+    return bool(trace.steps) or loop_thread(trace) >= 0
+
+
+def loop_thread(trace: Trace) -> int:
+    """Return the main thread or, if nothing is recorded on it, the thread with the most events; -1 without any."""
+    threads = np.concatenate([each.thread for each in _on_cpu(trace)])
+    main, busy = main_thread(trace), threads[threads >= 0]
+    return main if (busy == main).any() or not len(busy) else int(np.argmax(np.bincount(busy)))
+
+
+def _on_cpu(trace: Trace) -> tuple[Table, ...]:
+    return trace.operators, trace.regions, trace.runtime
+
+
+def whole_trace(trace: Trace) -> tuple[int, int]:
+    """Return when the work of a trace begins and ends in ns, where it has no steps.
+
+    It begins with the first event of the loop, of a thread that launches work, or on a GPU, and ends with the last
+    GPU work: what the CPU does later, such as a profiler that stops, is not waited for. Without GPU work, it ends
+    with the last event of the loop.
+    """
+    threads = np.append(trace.runtime.thread[trace.gpu.launch[trace.gpu.launch >= 0]], loop_thread(trace))
+    own = [each.where(np.isin(each.thread, threads) & (each.thread >= 0)) for each in _on_cpu(trace)]
+    start, end = span(*own, trace.gpu)
+    return start, span(trace.gpu)[1] if trace.gpu else end
+
+
+def whole_window(trace: Trace) -> tuple[int, int]:
+    """Return `whole_trace` from the end of the work that was launched before the recording on."""
+    start, end = whole_trace(trace)
+    done = int(trace.gpu.end_ns[earlier_work(trace)].max(initial=start))
+    return (done if done < end else start), end
+
+
+def times_of_steps(trace: Trace) -> Intervals:
+    """Return when steps run on the CPU; without steps, `whole_window`."""
+    if trace.steps:
+        return merge_overlaps(trace.steps.start_ns, trace.steps.end_ns)
+    start, end = whole_window(trace)
+    return np.array([start]), np.array([end])
+
+
 def steps_ns(trace: Trace) -> int:
-    """Return the sum of the durations of the steps; without steps, the time from the first event to the last."""
+    """Return the sum of the durations of the steps; without steps, the length of `whole_window`."""
     if trace.steps:
         return int(trace.steps.duration_ns.sum())
-    start, end = span(trace.operators, trace.regions, trace.runtime, trace.gpu)
+    start, end = whole_window(trace)
     return end - start
 
 
@@ -145,7 +189,7 @@ def in_no_region_ns(trace: Trace, regions: Table) -> int:
     """Return how long no region was open on any thread, during the steps or, without steps, the whole trace."""
     open_ = merge_overlaps(regions.start_ns, regions.end_ns)
     if not trace.steps:
-        return steps_ns(trace) - total_ns(open_)
+        return steps_ns(trace) - total_ns(clip(open_, *whole_window(trace)))
     return int((trace.steps.duration_ns - covered_ns(open_, trace.steps.start_ns, trace.steps.end_ns)).sum())
 
 
@@ -164,9 +208,9 @@ class GpuWork(NamedTuple):
     """Masks of the GPU work by its relation to the steps.
 
     Attributes:
-        counted: Work that belongs to a step by its launch or, for ``by_time``, by its start; all work in a trace
-            without steps.
-        before: Work that was launched before the recording, and belongs to no step.
+        counted: Work that belongs to a step by its launch or, for ``by_time``, by its start; without steps, all
+            work. None of `earlier_work` counts.
+        before: Work that was launched before the recording.
         by_time: Work without a known launch, which belongs to the step in which it ran.
     """
 
@@ -185,10 +229,30 @@ def gpu_work(trace: Trace, steps: StepIndex) -> GpuWork:
         for name in ("start_ns", "thread")
     )
     at = np.where(by_call | by_operator, at, gpu.start_ns)
-    counted = steps.rows_at(at, thread) >= 0
-    if trace.steps:
-        counted &= ~before
+    counted = (steps.rows_at(at, thread) >= 0) & ~earlier_work(trace)
     return GpuWork(counted, before, ~(by_call | by_operator | before))
+
+
+_MOST_BEFORE = 0.1  # of the GPU's time: with more, a recording without steps is that of its GPU work
+
+_BUSY_NS = 1_000_000
+
+
+def earlier_work(trace: Trace) -> Array:
+    """Return a mask of the GPU work that was launched before the recording, and does not count.
+
+    Without steps, it counts if it is much: no step says what the recording is about. If none of it is recorded,
+    and the first work starts over 1 ms after its launch, the GPU was busy with such work until then: that first
+    work does not count.
+    """
+    before, gpu = launched_before(trace), trace.gpu
+    if trace.steps or not gpu:
+        return before
+    if gpu.duration_ns[before].sum() > _MOST_BEFORE * gpu.duration_ns.sum():
+        return np.zeros(len(before), bool)
+    launched_ns = linked(trace.runtime.end_ns, gpu.launch[:1], int(gpu.start_ns[0]))
+    before[0] |= not before.any() and bool(gpu.start_ns[0] > launched_ns[0] + _BUSY_NS)
+    return before
 
 
 def launched_before(trace: Trace) -> Array:

@@ -149,7 +149,8 @@ def _not_launched_here(summary: Summary) -> Iterator[str]:
     if summary.before_gpu_ns and summary.steps:
         yield f"{earlier} of GPU work was launched before the recording and is outside these steps."
     elif summary.before_gpu_ns:
-        yield f"{earlier} of the GPU work was launched before the recording."
+        left_out = " and does not count" * bool(summary.outside_gpu_ns)
+        yield f"{earlier} of the GPU work was launched before the recording{left_out}."
     if summary.by_time_gpu_ns and summary.steps:
         yield f"The launches of {unknown} of GPU work are not known; it counts toward the steps in which it ran."
 

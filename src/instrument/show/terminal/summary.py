@@ -193,7 +193,7 @@ def _regions(summary: Summary) -> Iterator[Block]:
 
 def _notes(summary: Summary, shown: Sequence[RegionStat]) -> Iterator[str]:
     """Yield explanations of what is unusual in the table of regions."""
-    if summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns:
+    if summary.steps and (summary.outside_ns * 100 > summary.step_ns > 0 or summary.outside_gpu_ns):
         gpu = f", and {duration(summary.outside_gpu_ns)} of GPU work" if summary.gpu_total_ns is not None else ""
         yield f"Outside the steps: {duration(summary.outside_ns)} in all{gpu}."
     example = next((region for region in shown if _occurs_in_some_steps(summary, region)), None)

@@ -134,7 +134,7 @@ def _idle_causes(facts: TraceFacts) -> Iterator[Block]:
         for cause, ns in causes.items()
         if ns >= _SHOWN * facts.window_ns
     )
-    where = "the steps" if facts.trace.steps else "this time"
+    where = "the steps" if facts.trace.steps else "the recording"
     yield f"Idle by cause, of {duration(facts.window_ns)} of {where}: {parts}"
 
 
