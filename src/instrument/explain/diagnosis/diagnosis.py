@@ -228,6 +228,7 @@ class Diagnosis(Page):
         if found.win_ns is None:
             return "unknown" if found.win_bytes is None else f"at most {size(found.win_bytes)} of memory"
         most = f"at most {duration(found.win_ns)} {self.each_step} ({100 * found.win_ns / self.step_ns:.1f} %)"
+        most += f"; it also shortens {' and '.join(found.also)}" if found.also else ""
         if found.replayed_ns is None:
             return most
         if found.replayed_ns < _OFF_PATH * found.win_ns:
@@ -395,6 +396,10 @@ DEFINITIONS = {
     "plan.rows.before_ns": "Predicted time of a step in ns with the changes of the rows before.",
     "plan.rows.step_ns": "Predicted time of a step in ns with this change, too.",
     "plan.self_error": "As replay.self_error.",
+    "plan.end.step_ns": "Predicted time of a step in ns with all changes.",
+    "plan.end.roofline_ns": "Time of its kernels in ns at the GPU's peak of arithmetic or of memory, whichever "
+    "takes longer for each; null if less than 80 % of the time of the kernels that compute is known.",
+    "plan.end.share": "roofline_ns / step_ns.",
     "findings.coverage": "Share of the GPU time or calls for which the trace has what the rule needs.",
     "roofline.calls": "Calls of the operator with these sizes in the window that launched kernels.",
     "roofline.gpu_ns": "Sum of the durations of these kernels in ns.",
@@ -455,7 +460,7 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     outermost, each with ``name``, ``cpu_ns`` and ``gpu_ns``; ``replay`` (null, or ``self_error`` and ``max_error``
     of the replay without a change as shares of a step, and ``abstained``: null, or why nothing is replayed);
     ``definitions`` (by key, of the numbers that do not carry their own); and ``findings``, those with the most
-    time to win first, each with
+    time to win first (an unknown time counts as the least of the severity), each with
 
     - ``rule``, ``severity``, ``confidence`` ("high", "medium", "low"), ``title``, ``meaning`` (of the rule);
     - ``where``: ``region`` (names, outermost first), ``module``, ``operator``, ``kernel``, ``step``, ``rank``,
@@ -464,13 +469,16 @@ def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
       it wins, or null), ``win_share`` (win_ns / step), ``win_bytes`` (the most memory that it can free, or null);
     - ``evidence``: ``name``, ``value``, ``unit``, ``definition`` of each number;
     - ``change`` (its removal as ``instrument whatif`` takes it; empty if no replay shows it), ``hidden_ns`` (the
-      most that it could win once what bounds the step is gone, or null);
+      most that it could win once what bounds the step is gone, or null), ``also`` (the classes of ``waits`` that
+      it shortens besides that which its rule is about, where it could not win so much without);
     - ``coverage`` (a share, or null), ``fix`` (null, or ``text``, ``before``, ``after``).
 
     ``hidden`` holds findings that win nothing now because something else takes longer. ``plan`` (null without a
     trace) has ``rows``: the changes in the order in which to make them, each with ``change``, ``text``,
     ``before_ns``, ``step_ns``, and ``bound`` of the step then; ``recorded_ns``, ``self_error`` of the replay,
-    ``abstained`` (null, or why there is no plan), and ``whatif`` (all changes, as options of one command).
+    ``abstained`` (null, or why there is no plan), ``whatif`` (all changes, as options of one command), and ``end``
+    (null, or the step after them: ``step_ns``, ``bound``, ``roofline_ns``, ``gpu`` and ``share``, null where too
+    little is known, and all that in a sentence, ``text``).
     """
     return {
         "version": VERSION,
@@ -555,7 +563,7 @@ def _snapshot(snapshot: MemorySnapshot) -> dict[str, Any] | None:
     return None if device is None else memory_as_dict(snapshot, device)
 
 
-_WINS = ("start_ns", "win_ns", "replayed_ns", "win_bytes", "change", "hidden_ns")
+_WINS = ("start_ns", "win_ns", "replayed_ns", "win_bytes", "change", "hidden_ns", "also")
 
 
 def _finding(finding: Finding, step_ns: float) -> dict[str, Any]:

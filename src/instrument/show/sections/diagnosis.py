@@ -66,16 +66,18 @@ def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
 
 def _bars(diagnosis: Diagnosis) -> Iterator[dict[str, Any]]:
-    waits = [*_waits(diagnosis.waits)] if diagnosis.waits else []
+    waits = (
+        [*_waits(diagnosis.waits, "a step" if diagnosis.has_steps else "the window")] if diagnosis.waits else []
+    )
     for name, title, _ in bars(diagnosis):
         rows = waits if name == "waits" else _parts(diagnosis)
         keys = ("name", "class", "ns", "definition")
         yield {"id": name, "title": title, "parts": [dict(zip(keys, row, strict=True)) for row in rows if row[2]]}
 
 
-def _waits(waits: StepWaits) -> Iterator[tuple[str, str, int, str]]:
+def _waits(waits: StepWaits, what: str) -> Iterator[tuple[str, str, int, str]]:
     for name, ns in waits.parts.items():
-        won = f" Without it, a step is {duration(waits.wins[name])} shorter." if name in waits.wins else ""
+        won = f" Without it, {what} is {duration(waits.wins[name])} shorter." if name in waits.wins else ""
         yield name, name, ns, f"{PATH_CLASSES[name][0].upper()}{PATH_CLASSES[name][1:]}.{won}"
 
 
@@ -124,7 +126,7 @@ def plan_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
         "title": "Plan",
         "recorded_ns": plan.recorded_ns,
         "rows": [row._asdict() for row in plan.rows],
-        "notes": [shown_lines(text) for text in (plan_note(diagnosis), *hidden)],
+        "notes": [shown_lines(text) for text in (str(plan.end), plan_note(diagnosis), *hidden)],
     }
 
 

@@ -49,7 +49,7 @@ def bars(diagnosis: Diagnosis) -> Iterator[tuple[str, str, Mapping[str, int]]]:
     """Yield the name and title of each bar, and the time of its parts in ns: "waits" and "overview", if known."""
     whole = "step" if diagnosis.has_steps else "window"
     if diagnosis.waits is not None:
-        yield "waits", "What the step waits for", diagnosis.waits.parts
+        yield "waits", f"What the {whole} waits for", diagnosis.waits.parts
     if diagnosis.parts:
         yield "overview", f"What the {'GPU' if diagnosis.has_gpu else 'loop'} does in the {whole}", diagnosis.parts
 
@@ -105,6 +105,7 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.facts and diagnosis.plan().rows:
         yield f"{_PLAN}:"
         yield "\n".join(map(_escaped, diagnosis.plan().lines()))
+        yield _escaped(str(diagnosis.plan().end))
         yield _escaped(plan_note(diagnosis))
     if diagnosis.regions:
         columns = 2 + diagnosis.has_gpu
@@ -202,6 +203,7 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
         yield line(f"{_PLAN}:", "bold")
         for text in diagnosis.plan().lines():
             yield from wrapped(text, width, indent="   ", hanging="      ")
+        yield from wrapped(str(diagnosis.plan().end), width, indent="   ", hanging="   ")
         yield from wrapped(plan_note(diagnosis), width, "dim")
         yield line()
     yield from _regions(diagnosis, width)
