@@ -123,7 +123,7 @@ def _() -> MadeLoop:
 def _() -> MadeLoop:
     loop = MadeLoop(busy=False)
     for start in each_step():
-        loop.work(GEMM, start - 50, start + 300, start + 999)
+        loop.work(GEMM, start - 50, start + 300, start + 1010)
     return loop
 
 
@@ -220,6 +220,7 @@ def _() -> MadeLoop:
     for start in each_step():
         loop.work(GEMM, start, start + 1, start + 600)
         loop.work("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", start + 2, start + 600, start + 999)
+        loop.call("cudaDeviceSynchronize", start + 10, start + 999.5)
     return loop
 
 
@@ -444,8 +445,9 @@ def _() -> MadeLoop:
 def _() -> MadeLoop:
     loop = MadeLoop(busy=False)
     for start in each_step():
-        for at in range(start, start + STEP, 20):
-            loop.work("k", at - 50, at + 3, at + 20)
+        for number, at in enumerate(range(start, start + 980, 20)):
+            loop.work("k", start + 2 * number, at + 3, at + 20)
+        loop.call("cudaDeviceSynchronize", start + 100, start + 982)
     return loop
 
 

@@ -19,13 +19,16 @@ from instrument.explain.diagnosis.diagnosis import Diagnosis
 from instrument.explain.replay.requests import Request
 from instrument.explain.rules.rule import RULES, Rule
 from instrument.explain.rules.trace_facts import TraceFacts
+from instrument.show.sections.diagnosis import plan_section
 from instrument.start.cli import app
+from tests.diagnosis.made_loops import GEMM, MadeLoop
 from tests.replay.machine import Machine
-from tests.replay.test_step_waits import LOADER, WITH_STEPS, Action, actions, record
+from tests.replay.test_step_waits import LOADER, REPLAYED, Action, actions, record
 from tests.support.shared_traces import shared
 
 MS = 1_000_000
 RESNET = "kineto_tb_resnet50_nw0_v100.json.gz"
+H100_FLOPS = {"c10::BFloat16": 989.4e12, "float": 67e12}
 
 
 def step_with(found: Diagnosis, words: str) -> int | None:
@@ -33,9 +36,45 @@ def step_with(found: Diagnosis, words: str) -> int | None:
     return found.what_if(**asdict(Request.from_words(words))).step_ns
 
 
+def check_wins(found: Diagnosis) -> None:
+    """No finding wins more than its class has on the critical path, unless it says what else it shortens.
+
+    What it wins is what a replay says or, if none shows it, the most that it can win.
+    """
+    for finding in found.findings:
+        of, win_ns = RULES[finding.rule].of, finding.likely_win_ns
+        if of is None or win_ns is None or found.waits is None:
+            continue
+        parts = [found.waits.parts[name] for name in (of, *finding.also)]
+        assert win_ns <= sum(parts), finding.rule
+        assert of not in finding.also
+        if finding.also:
+            assert f"; it also shortens {finding.also[0]}" in found.win_text(finding)
+            assert win_ns > sum(parts[:-1]), finding.rule
+
+
+def test_what_a_finding_also_shortens() -> None:
+    """Copies that are never waited for win what their launches cost."""
+    found = diagnose(shared("hta_nccl_data.json.gz"))
+    assert found.waits is not None
+    assert found.waits.parts["copies"] == 0
+    (copies,) = [each for each in found.findings if each.rule == "device-copies"]
+    assert copies.also == ("overhead",)
+    assert "in a replay, at most 11.8 ms per step (5.3 %); it also shortens overhead" in found.win_text(copies)
+    assert json.loads(found.to_json())["findings"][found.findings.index(copies)]["also"] == ["overhead"]
+
+
 def check(found: Diagnosis) -> None:
     """Each row is what `what_if` says of its change and those before it, and each wins 1 % of the step."""
     plan, before = found.plan(), found.what_if().before_ns
+    if plan.end is None:
+        assert plan.abstained
+        return
+    assert plan.end.step_ns == (plan.rows[-1].step_ns if plan.rows else before)
+    assert plan.end.share is None or 0 < plan.end.share <= 1
+    if plan.rows:
+        assert plan.end.bound == plan.rows[-1].bound
+        assert str(plan).endswith(str(plan.end))
     assert len(plan.rows) <= 6
     for number, row in enumerate(plan.rows, 1):
         assert row.before_ns == before
@@ -73,18 +112,23 @@ def test_the_second_fix() -> None:
     assert first.bound == "overhead"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(actions)
 def test_a_plan_of_any_program(program: list[Action]) -> None:
-    """Rows and predictions agree."""
-    check(diagnose(record(program).trace()))
+    """Rows and predictions agree, with steps and without."""
+    for marked in (True, False):
+        found = diagnose(record(program, marked=marked).trace())
+        check(found)
+        check_wins(found)
 
 
-@pytest.mark.parametrize("name", WITH_STEPS)
+@pytest.mark.parametrize("name", REPLAYED)
 def test_real_traces(name: str) -> None:
     """Rows and predictions agree, and so do the change that a finding names and what it wins in a replay."""
     found = diagnose(shared(name))
+    assert found.waits is not None
     check(found)
+    check_wins(found)
     for finding in found.findings:
         if finding.change and finding.replayed_ns is not None and finding.win_ns is not None:
             won = found.what_if().before_ns - (step_with(found, finding.change) or 0)
@@ -101,6 +145,39 @@ def test_output() -> None:
     plan = json.loads(found.to_json())["plan"]
     said = CliRunner().invoke(app, ["whatif", str(path), *shlex.split(plan["whatif"]), "--json"])
     assert json.loads(said.stdout)["step_ns"] == plan["rows"][-1]["step_ns"]
+
+
+def test_the_end_of_a_plan() -> None:
+    """A plan ends with the bound after it, and how far the step is from the roofline where kernels are known."""
+    path = shared("tl_h100_qwen05b.json.gz")
+    found = diagnose(path)
+    end = found.plan().end
+    assert end is not None
+    assert (end.bound, end.gpu, round(end.share or 0, 2)) == ("memory", "H100 SXM", 0.55)
+    said = "After that, memory bounds it: 26.9 ms is 55.2 % of the roofline of H100 SXM, at which its kernels take"
+    assert said in " ".join(str(found).split())
+    assert said in found.to_markdown()
+    assert json.loads(found.to_json())["plan"]["end"]["text"] == str(end)
+    section = plan_section(found)
+    assert section is not None
+    assert section["notes"][0] == str(end)
+    few = diagnose(shared(RESNET)).plan().end  # of which few kernels have shapes
+    assert few is not None
+    assert (few.roofline_ns, str(few)) == (None, "After that, compute bounds it.")
+
+
+@pytest.mark.parametrize(("kernel", "type_"), [(GEMM, "c10::BFloat16"), ("ampere_sgemm_128x128_tn", "float")])
+def test_the_roofline_of_a_matmul(kernel: str, type_: str) -> None:
+    """A matmul at half of its peak stays so in another type, whose peak is higher."""
+    side = 8192
+    flops = H100_FLOPS[type_]
+    took = 2 * 2 * side**3 / flops * 1e6
+    loop = MadeLoop(steps=0, busy=False)
+    loop.operator("aten::mm", 0, 10, [[side, side]] * 2, [type_] * 2).work(kernel, 1, 10, 10 + took)
+    end = diagnose(loop.trace()).plan().end
+    assert end is not None
+    assert end.share == pytest.approx(0.5, rel=0.05)
+    assert end.roofline_ns == pytest.approx(1e9 * 2 * side**3 / H100_FLOPS["c10::BFloat16"], rel=0.05)
 
 
 def test_no_plan(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import instrument
 from instrument.base.config import settings
 from instrument.base.findings import Evidence, Finding
-from instrument.explain.rules.rule import GROUP
+from instrument.explain.rules.rule import GROUP, Rule, apply_rules
 from instrument.explain.rules.trace_facts import MissingEvidenceError, TraceFacts
 
 from .made_loops import MadeLoop
@@ -85,6 +85,8 @@ def test_a_place_with_a_visible_and_a_hidden_finding() -> None:
 @pytest.mark.parametrize(("name", "error"), [(1, TypeError), ("Two Words", ValueError), ("", ValueError)])
 def test_names_of_rules(name: Any, error: type[Exception]) -> None:
     """A rule has a name in lower case with hyphens."""
+    with pytest.raises(ValueError, match=r'"of" must be one of compute, communication, .*: .kernels.'):
+        instrument.rule("fills", of="kernels")
     with pytest.raises(error, match='"name" must be'):
         instrument.rule(name)
 
@@ -180,3 +182,18 @@ def test_a_rule_that_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     found = instrument.diagnose(trace)
     assert {*found.failed} == {"writes-gpu", "writes-regions"}
     trace.gpu.duration_ns[:] += np.int64(1)
+
+
+def test_the_order_of_findings_with_an_unknown_win() -> None:
+    """An unknown win counts as the least of its severity: a severe cause comes before small wins, a hint after."""
+    wins = {"tenth": 0.2, "little": 0.05, "least": 0.001}
+
+    def found(facts: TraceFacts) -> Iterator[Finding]:
+        for name, share in wins.items():
+            yield facts.finding(name, win_ns=int(share * facts.step_ns))
+        for severity in ("low", "medium", "high"):
+            yield facts.finding(severity, severity=severity)
+
+    applied = apply_rules(TraceFacts(idle_loop().trace()), [Rule("order", found)], {})
+    titles = [each.title for each in applied.findings]
+    assert titles == ["tenth", "high", "little", "medium", "least", "low"]

@@ -17,12 +17,14 @@ FP32 = "ampere_sgemm_128x128_tn"
 
 
 def on_two_gpus(*works: tuple[str, float, float, int]) -> MadeLoop:
-    """Return a loop whose steps run the same work on two GPUs: names, starts, ends and streams."""
+    """Return a loop whose steps run this work (name, start, end, stream) on two GPUs, and wait for it."""
     loop = MadeLoop(busy=False)
     for start in each_step():
         for device in (0, 1):
-            for name, begin, end, stream in works:
-                loop.work(name, start + begin - 1, start + begin, start + end, device=device, stream=stream)
+            for number, (name, begin, end, stream) in enumerate(works):
+                at = start + 0.1 * number
+                loop.work(name, at, start + begin, start + end, device=device, stream=stream, took=0.05)
+        loop.call("cudaDeviceSynchronize", start + 0.5, start + 999.5)
     return loop
 
 
@@ -89,6 +91,16 @@ def test_gaps_between_kernels_are_not_won_on_the_cpu() -> None:
     assert facts.cpu_win(facts.trace.runtime) <= facts.per_step(facts.idle.total("launch_overhead"))
     verdict = verdict_of(facts)
     assert verdict.parts["latency"] > 10 * verdict.parts["overhead"]
+
+
+def test_gaps_that_a_step_waits_for() -> None:
+    """Pauses between kernels are the first finding where the CPU waits for the GPU, not where it is as slow."""
+    loop = MadeLoop(busy=False)
+    for start in each_step():
+        for number in range(49):
+            at = start + 3 + 20 * number
+            loop.work("k", start + 2 * number, at + 3, at + 20)
+        loop.call("cudaDeviceSynchronize", start + 100, start + 985)
     found = diagnose(loop.trace())
     assert found.findings[0].rule == "launch-latency"
     assert found.waits is not None
@@ -197,8 +209,8 @@ def test_the_start_of_the_driver() -> None:
     assert found.findings[0].rule == "initialization"
     assert "in the window" not in found.findings[0].title
     assert not {"launch-overhead", "driver-allocation"} & {*named(found)}
-    assert found.bound is None
-    assert "the GPU idles 100 % (mostly while a driver call takes over 100 ms" in found.verdict
+    assert found.bound == "overhead"
+    assert "100 % is waiting for a driver call of over 100 ms, as when the driver starts (" in found.verdict
 
 
 def test_titles_without_steps() -> None:

@@ -136,6 +136,8 @@ class Finding:
         change: its removal as `instrument whatif` takes it, such as "--workers 4"; empty if no replay can show it.
         hidden_ns: the most time per step that removing it could win once what bounds the step is gone; None if
             that is not more than ``win_ns``.
+        also: what removing it shortens besides what its rule is about, as names of classes of the critical path;
+            without these, it could not win what the replay says.
     """
 
     rule: str = ""
@@ -152,6 +154,7 @@ class Finding:
     win_bytes: int | None = None
     change: str = ""
     hidden_ns: int | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def likely_win_ns(self) -> int | None:

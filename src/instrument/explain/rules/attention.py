@@ -29,7 +29,7 @@ _SDPA = Fix(
 )
 
 
-@rule("unfused-attention", gpu=True, share=0.02)
+@rule("unfused-attention", gpu=True, share=0.02, of="compute")
 def unfused_attention(facts: TraceFacts) -> Iterator[Finding]:
     """Attention runs as separate kernels: a batched matmul, a softmax, and another batched matmul.
 
@@ -139,7 +139,7 @@ def _below(facts: TraceFacts, of_peak: float, fits: Callable[[int], bool]) -> tu
     return list(slow.values()), win
 
 
-@rule("slow-attention", share=0.02)
+@rule("slow-attention", share=0.02, of="compute")
 def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3) -> Iterator[Finding]:
     """Fused attention over long sequences stays far below the peak.
 
@@ -172,7 +172,7 @@ def slow_attention(facts: TraceFacts, *, of_peak: float = 0.3) -> Iterator[Findi
     )
 
 
-@rule("short-attention", share=0.02)
+@rule("short-attention", share=0.02, of="compute")
 def short_attention(facts: TraceFacts, *, of_peak: float = 0.2) -> Iterator[Finding]:
     """Fused attention over short sequences spends most of its time outside its operations.
 
@@ -202,7 +202,7 @@ def short_attention(facts: TraceFacts, *, of_peak: float = 0.2) -> Iterator[Find
     )
 
 
-@rule("padded-heads", share=0.01)
+@rule("padded-heads", share=0.01, of="compute")
 def padded_heads(facts: TraceFacts) -> Iterator[Finding]:
     """Fused attention has no kernel for the head size, and pads it to the next size.
 

@@ -23,7 +23,7 @@ def _exposed_ns(facts: TraceFacts) -> int:
     return total_ns(facts.activity.working) - total_ns(facts.activity.compute)
 
 
-@rule("exposed-communication", gpu=True, share=0.05)
+@rule("exposed-communication", gpu=True, share=0.05, of="communication")
 def exposed_communication(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU communicates while nothing computes.
 
@@ -83,7 +83,7 @@ def _fix(facts: TraceFacts, row: int) -> Fix:
     )
 
 
-@rule("small-collectives", gpu=True, share=0.01)
+@rule("small-collectives", gpu=True, share=0.01, of="communication")
 def small_collectives(facts: TraceFacts, *, per_step: int = 10) -> Iterator[Finding]:
     """Many small collectives take time for their latency, not for their bytes.
 

@@ -177,7 +177,7 @@ def _log(facts: TraceFacts) -> CompileLog:
     return facts.compile_log
 
 
-@rule("cache-lookups", on_cpu=True, gpu=True, share=0.01)
+@rule("cache-lookups", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def cache_lookups(facts: TraceFacts) -> Iterator[Finding]:
     """Each call of compiled code checks its guards, which takes a noticeable part of the step.
 
@@ -198,7 +198,7 @@ def cache_lookups(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("compiled-overhead", on_cpu=True, gpu=True, share=0.02)
+@rule("compiled-overhead", on_cpu=True, gpu=True, share=0.02, of="overhead")
 def compiled_overhead(facts: TraceFacts, *, ratio: float = 3) -> Iterator[Finding]:
     """Compiled code keeps the CPU busy much longer than the GPU.
 

@@ -27,7 +27,7 @@ _LAYOUT = re.compile(r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw", re.IGNORECASE
 _TRANSPOSE = re.compile(r"batched_transpose|transpose_readWrite|convertTensor")  # inside a convolution
 
 
-@rule("exposed-copies", gpu=True, share=0.01)
+@rule("exposed-copies", gpu=True, share=0.01, of="copies")
 def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
     """Copies between CPU and GPU run while nothing computes.
 
@@ -115,7 +115,7 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
     )
 
 
-@rule("device-copies", gpu=True, share=0.001)
+@rule("device-copies", gpu=True, share=0.001, of="copies")
 def device_copies(facts: TraceFacts, *, per_step: int = 50) -> Iterator[Finding]:
     """Many small copies within the GPU, as for the buckets and buffers of DistributedDataParallel.
 
@@ -168,7 +168,7 @@ def _within_device(facts: TraceFacts) -> Array:
     return mask
 
 
-@rule("bias-copies", gpu=True, share=0.005)
+@rule("bias-copies", gpu=True, share=0.005, of="copies")
 def bias_copies(facts: TraceFacts) -> Iterator[Finding]:
     """Addmm copies the bias into its result before the matmul.
 
@@ -197,7 +197,7 @@ def bias_copies(facts: TraceFacts) -> Iterator[Finding]:
         )
 
 
-@rule("layout-conversions", gpu=True, share=0.01)
+@rule("layout-conversions", gpu=True, share=0.01, of="compute")
 def layout_conversions(facts: TraceFacts) -> Iterator[Finding]:
     """Kernels convert between NCHW and NHWC around convolutions of cuDNN or MIOpen.
 
@@ -225,7 +225,7 @@ def layout_conversions(facts: TraceFacts) -> Iterator[Finding]:
         )
 
 
-@rule("memsets", gpu=True, share=0.005)
+@rule("memsets", gpu=True, share=0.005, of="compute")
 def memsets(facts: TraceFacts, *, per_step: int = 100) -> Iterator[Finding]:
     """Many memsets, each with a launch of its own.
 

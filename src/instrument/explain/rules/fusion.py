@@ -26,7 +26,7 @@ _COMPILE = Fix(
 )
 
 
-@rule("elementwise-chains", gpu=True, share=0.02)
+@rule("elementwise-chains", gpu=True, share=0.02, of="compute")
 def elementwise_chains(facts: TraceFacts) -> Iterator[Finding]:
     """Element-wise kernels run one after the other on a stream, so that one fused kernel could replace them.
 
@@ -93,7 +93,7 @@ def _norm_work(facts: TraceFacts) -> Array:
     return rows
 
 
-@rule("unfused-normalization", gpu=True, share=0.01)
+@rule("unfused-normalization", gpu=True, share=0.01, of="compute")
 def unfused_normalization(facts: TraceFacts) -> Iterator[Finding]:
     """A normalization runs as several operators: a square, a mean, a reciprocal square root, a multiplication.
 

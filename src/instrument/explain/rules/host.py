@@ -23,8 +23,8 @@ QUERIES = re.compile("Occupancy|Func(?:Get|Set)Attribute|GetDeviceProperties|Dev
 """Calls of the runtime that ask for occupancy, or for attributes of kernels and devices."""
 
 
-@rule("launch-overhead", on_cpu=True, gpu=True)
-def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float = 10) -> Iterator[Finding]:
+@rule("launch-overhead", on_cpu=True, gpu=True, share=0.05, of="overhead")
+def launch_overhead(facts: TraceFacts, *, short_us: float = 10) -> Iterator[Finding]:
     """The GPU idles because the CPU does not launch its work fast enough.
 
     Needs GPU work with known launches. The time to win is the idle time in gaps that began before the next work
@@ -34,7 +34,7 @@ def launch_overhead(facts: TraceFacts, *, share: float = 0.05, short_us: float =
     idle time.
     """
     win = facts.win_by("--launch 0.1x", facts.per_step(facts.idle.total("launch_overhead")))
-    if facts.share(win) < share or not facts.kernels:
+    if not win or not facts.kernels:
         return
     long = facts.idle.long_gaps("launch_overhead")
     if long is not None:
@@ -109,7 +109,7 @@ def cold_first_step(facts: TraceFacts, *, ratio: float = 1.5) -> Iterator[Findin
     )
 
 
-@rule("slow-region-start", on_cpu=True)
+@rule("slow-region-start", on_cpu=True, of="overhead")
 def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Finding]:
     """Time passes in Python between the start of a region and its first operator.
 
@@ -152,7 +152,7 @@ def slow_region_start(facts: TraceFacts, *, share: float = 0.03) -> Iterator[Fin
         )
 
 
-@rule("occupancy-queries", on_cpu=True, gpu=True, share=0.01)
+@rule("occupancy-queries", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def occupancy_queries(facts: TraceFacts) -> Iterator[Finding]:
     """Launches query occupancy, or attributes of kernels and devices, each time.
 
@@ -174,7 +174,7 @@ def occupancy_queries(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("for-loop-optimizer", on_cpu=True, gpu=True, share=0.01)
+@rule("for-loop-optimizer", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def for_loop_optimizer(facts: TraceFacts, *, kernels: int = 100) -> Iterator[Finding]:
     """The optimizer launches several kernels for each parameter.
 

@@ -12,6 +12,7 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix, SyncFinding
 from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
+from ...read.measures.synchronizations import COPY, EXPLICIT, FREE
 from ...read.tables.intervals import clip, covered_ns, total_ns
 from ...read.tables.table import Table
 from ..metrics import idle
@@ -36,7 +37,7 @@ def percent_of_step(facts: TraceFacts, ns: float) -> str:
     return f"{100 * facts.share(ns):.0f} % of the {'step' if facts.trace.steps else 'window'}"
 
 
-@rule("input-wait", on_cpu=True, share=0.05)
+@rule("input-wait", on_cpu=True, share=0.05, of="input")
 def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     """The loop waits for its next batch.
 
@@ -124,7 +125,7 @@ def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix
     )
 
 
-@rule("long-synchronization", on_cpu=True, gpu=True, share=0.01)
+@rule("long-synchronization", on_cpu=True, gpu=True, share=0.01, of="synchronization")
 def long_synchronization(facts: TraceFacts) -> Iterator[Finding]:
     """A line makes the CPU wait for the GPU, and the GPU then idles until the CPU has launched more work.
 
@@ -163,14 +164,19 @@ def _per_step(facts: TraceFacts, total: Evidence) -> Evidence:
     return total._replace(value=round(value) if total.unit == "ns" else value, definition=about)
 
 
+_OUTSIDE = {EXPLICIT: "synchronize", COPY: "copy_", FREE: "free"}  # names of what is in no operator, as in `audit`
+
+
 def _asynchronous(facts: TraceFacts, sync: SyncFinding) -> Change:
     """Return the change in which the synchronizations of an operation without a line no longer wait."""
-    rows = enumerate(contexts_of_waits(facts.replayer.graph))
-    same = (None, sync.via, sync.op)
-    return Change(asynchronous=frozenset(row for row, each in rows if (each.site, each.via, each.op) == same))
+    graph, same = facts.replayer.graph, (None, sync.via, sync.op)
+    contexts = contexts_of_waits(graph)
+    ops = [each.op or _OUTSIDE.get(wait.kind) for wait, each in zip(graph.waits, contexts, strict=True)]
+    rows = [row for row, each in enumerate(contexts) if (each.site, each.via, ops[row]) == same]
+    return Change(asynchronous=frozenset(rows))
 
 
-@rule("garbage-collection", on_cpu=True, gpu=True, share=0.01)
+@rule("garbage-collection", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
     """Python's garbage collector stops the loop while the GPU idles.
 
@@ -191,7 +197,7 @@ def garbage_collection(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("driver-allocation", on_cpu=True, gpu=True, share=0.01)
+@rule("driver-allocation", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def driver_allocation(facts: TraceFacts) -> Iterator[Finding]:
     """The driver allocates or frees memory in the loop, which also synchronizes.
 
@@ -217,7 +223,7 @@ def driver_allocation(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("module-loading", on_cpu=True, gpu=True, share=0.01)
+@rule("module-loading", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     """The driver loads the code of kernels in the recorded window.
 
@@ -235,7 +241,7 @@ def module_loading(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("initialization", on_cpu=True, gpu=True, share=0.01)
+@rule("initialization", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def initialization(facts: TraceFacts) -> Iterator[Finding]:
     """The driver starts, or first loads code, in the recorded window.
 
@@ -265,7 +271,7 @@ def _listed(times: Counter[str]) -> str:
     return ", ".join(f"{name} {duration(ns)}" for name, ns in times.most_common(4))
 
 
-@rule("launch-latency", gpu=True, share=0.05)
+@rule("launch-latency", gpu=True, share=0.05, of="latency")
 def launch_latency(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU pauses between kernels that were launched in time.
 
@@ -296,7 +302,7 @@ def launch_latency(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("compilation", on_cpu=True, gpu=True, share=0.01)
+@rule("compilation", on_cpu=True, gpu=True, share=0.01, of="overhead")
 def compilation(facts: TraceFacts) -> Iterator[Finding]:
     """torch.compile compiles in the recorded window.
 
@@ -336,7 +342,7 @@ def _of_cause(
         )
 
 
-@rule("unexplained-idle", on_cpu=True, gpu=True, share=0.05)
+@rule("unexplained-idle", on_cpu=True, gpu=True, share=0.05, of="latency")
 def unexplained_idle(facts: TraceFacts) -> Iterator[Finding]:
     """The GPU idles although its next work was launched in time, or the launch is not in the trace.
 

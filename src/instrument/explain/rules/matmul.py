@@ -57,7 +57,7 @@ def longest(facts: TraceFacts, rows: Array) -> str:
     return name
 
 
-@rule("fp32-matmuls", gpu=True, share=0.03)
+@rule("fp32-matmuls", gpu=True, share=0.03, of="compute")
 def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     """Matmuls and convolutions compute in FP32 or TF32 where a 16-bit type would do.
 
@@ -104,7 +104,7 @@ def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-@rule("tensor-cores-unused", gpu=True, share=0.02)
+@rule("tensor-cores-unused", gpu=True, share=0.02, of="compute")
 def tensor_cores_unused(facts: TraceFacts) -> Iterator[Finding]:
     """A 16-bit matmul or convolution does not use the matrix units (Tensor Cores).
 
@@ -144,7 +144,7 @@ def generations(facts: TraceFacts) -> Array:
     return generations
 
 
-@rule("old-kernels", gpu=True, share=0.02)
+@rule("old-kernels", gpu=True, share=0.02, of="compute")
 def old_kernels(facts: TraceFacts) -> Iterator[Finding]:
     """A matmul runs a kernel that was written for an older generation of GPUs.
 
@@ -212,7 +212,7 @@ _SPLIT_K = Fix(
 )
 
 
-@rule("misaligned-matmuls", gpu=True, share=0.01)
+@rule("misaligned-matmuls", gpu=True, share=0.01, of="compute")
 def misaligned_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     """The dimensions of a matmul are not multiples of 16 bytes, which matrix units load at once.
 
@@ -275,7 +275,7 @@ def _tile(gpu: Table, rows: Array) -> tuple[int, int] | None:
     return tile_of(gpu.strings[gpu.short_name[longest]])
 
 
-@rule("few-tiles", gpu=True, share=0.01)
+@rule("few-tiles", gpu=True, share=0.01, of="compute")
 def few_tiles(facts: TraceFacts) -> Iterator[Finding]:
     """A matmul has fewer tiles than the GPU has multiprocessors, so that some multiprocessors are unused.
 
@@ -331,7 +331,7 @@ def _tiles(gpu: Table, rows: Array, row: RooflineRow) -> int | None:
     return batch * tiles * (int(split[1]) if split else 1)
 
 
-@rule("thin-matmuls", gpu=True, share=0.03)
+@rule("thin-matmuls", gpu=True, share=0.03, of="compute")
 def thin_matmuls(facts: TraceFacts, *, thin: int = 16) -> Iterator[Finding]:
     """One side of a matmul is so short that reading the other factor takes almost all of the time.
 

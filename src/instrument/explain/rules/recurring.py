@@ -60,7 +60,7 @@ def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
     return [each for each in usual if each], starts
 
 
-@rule("restarted-workers", on_cpu=True, share=0.05)
+@rule("restarted-workers", on_cpu=True, share=0.05, of="input")
 def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
     """The first batch of each epoch comes late, as a DataLoader starts its worker processes anew.
 

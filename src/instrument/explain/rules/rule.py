@@ -6,14 +6,17 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, NamedTuple, TypeVar, get_args
 
 from ...base.config import settings
 from ...base.findings import Evidence, Finding, Fix, Severity, Site, Where
+from ..replay.critical_path import CLASSES
 from ..replay.replay import Change
 from ..replay.requests import joined
-from .trace_facts import MissingEvidenceError, TraceFacts, Win
+from ..replay.step_waits import parts_after
+from .trace_facts import LEAST_SHARES, MissingEvidenceError, TraceFacts, Win
 
 GROUP = "instrument.rules"
 """The group of entry points whose modules define rules."""
@@ -31,6 +34,7 @@ class Rule:
         on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
         gpu: whether it abstains if times of the GPU are not known.
         share: the threshold of this name: the least share of a step that a finding must win; None without one.
+        of: the class of the critical path that its findings are about, which bounds what they win; or None.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Rule:
     on_cpu: bool = False
     gpu: bool = False
     share: float | None = None
+    of: str | None = None
 
     @property
     def thresholds(self) -> dict[str, Any]:
@@ -58,9 +63,10 @@ class Rule:
         share = None if self.share is None else values.pop("share", self.share)
         for finding in self.function(facts, **values):
             check_finding(finding, facts.step_ns)
+            finding = _at_most_on_path(facts, finding, self.of) if self.of else finding
             if share is None or facts.share(finding.win_ns or 0) >= share:
                 yield finding, False
-            elif (win := facts.win_of(finding)) and facts.share(win.hidden_ns) >= share:
+            elif (win := facts.win_of(finding)) is not None and facts.share(win.hidden_ns) >= share:
                 yield finding, True
 
     def check(self, values: Mapping[str, Any]) -> None:
@@ -89,7 +95,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(
-    name: str, *, on_cpu: bool = False, gpu: bool = False, share: float | None = None
+    name: str, *, on_cpu: bool = False, gpu: bool = False, share: float | None = None, of: str | None = None
 ) -> Callable[[Function], Function]:
     """Register the decorated function as a rule.
 
@@ -103,6 +109,9 @@ def rule(
         on_cpu: whether its times are measured on the CPU, where a profiler inflates them.
         gpu: whether it abstains if times of the GPU are not known.
         share: a threshold: findings that win a smaller share of a step are left out.
+        of: the class of the critical path that the findings are about, such as "copies"; see
+            `instrument.explain.replay.critical_path.CLASSES`. What they win more than it has on the path must come
+            from other classes, which they name.
 
     Example:
         >>> @rule("many-fills")
@@ -114,15 +123,17 @@ def rule(
 
     Raises:
         TypeError: ``name`` is not a string.
-        ValueError: ``name`` is not in lower case with hyphens.
+        ValueError: ``name`` is not in lower case with hyphens, or ``of`` is no class.
     """
     if not isinstance(name, str):
         raise TypeError(f'"name" must be a string: {name!r}')
     if not name.replace("-", "").isalnum() or name != name.lower():
         raise ValueError(f'"name" must be in lower case with hyphens: {name!r}')
+    if of is not None and of not in CLASSES:
+        raise ValueError(f'"of" must be one of {", ".join(CLASSES)}: {of!r}')
 
     def register(function: Function) -> Function:
-        RULES[name] = Rule(name, function, on_cpu, gpu, share)
+        RULES[name] = Rule(name, function, on_cpu, gpu, share, of)
         return function
 
     return register
@@ -147,7 +158,7 @@ class Applied(NamedTuple):
     """What rules found in the facts of a trace.
 
     Attributes:
-        findings: the findings by time to win.
+        findings: the findings by time to win; an unknown time counts as the least of the severity.
         hidden: those that win nothing because something else takes longer, by the time that they hide.
         abstained: the rules that abstained, each with the reason.
         failed: those that failed; what a rule found before it failed counts.
@@ -192,7 +203,33 @@ def apply_rules(
     ]
     seen, unseen = ([finding for hidden, finding in finished if hidden is which] for which in (False, True))
     by_time = sorted(unseen, key=lambda finding: -(finding.hidden_ns or 0))
-    return Applied(tuple(sorted(seen, key=_order)), tuple(by_time), abstained, failed)
+    return Applied(tuple(sorted(seen, key=partial(_order, facts.step_ns))), tuple(by_time), abstained, failed)
+
+
+def _at_most_on_path(facts: TraceFacts, finding: Finding, of: str) -> Finding:
+    """Return a finding that no replay shows with no more to win than its class has on the critical path."""
+    waits = facts.step_waits
+    if waits is None or finding.win_ns is None or facts.win_of(finding) is not None:
+        return finding
+    return finding if finding.win_ns <= waits.parts[of] else facts.with_win(finding, waits.parts[of])
+
+
+def _also_shorter(
+    facts: TraceFacts, before: Mapping[str, int], win: Win, replayed_ns: int, of: str
+) -> tuple[str, ...]:
+    """Return what a change also shortens, where its class alone has less on the critical path than it wins.
+
+    Those are, in the replay without it, the other classes that become shorter, the one that does most first, until
+    they explain what it wins.
+    """
+    if replayed_ns <= before[of]:
+        return ()
+    after, most, also = parts_after(facts.replayer, win.change()), before[of], list[str]()
+    for name in sorted((name for name in before if name != of), key=lambda name: after[name] - before[name]):
+        if most < replayed_ns:
+            also.append(name)
+            most += before[name]
+    return tuple(also)
 
 
 def fix_of(facts: TraceFacts, name: str) -> Change:
@@ -217,9 +254,11 @@ def fix_of(facts: TraceFacts, name: str) -> Change:
     return joined(changes)
 
 
-def _order(finding: Finding) -> tuple[float, int, float, str]:
-    severity = _SEVERITIES.index(finding.severity)
-    return -(finding.likely_win_ns or 0), severity, -(finding.win_bytes or 0), finding.rule
+def _order(step_ns: float, finding: Finding) -> tuple[float, int, float, str]:
+    """Return what findings are sorted by: their win or, if that is unknown, the least of their severity."""
+    severity, win_ns = _SEVERITIES.index(finding.severity), finding.likely_win_ns
+    win = LEAST_SHARES[finding.severity] * step_ns if win_ns is None else win_ns
+    return -win, severity, -(finding.win_bytes or 0), finding.rule
 
 
 def check_finding(finding: Any, step_ns: float) -> None:
@@ -273,10 +312,17 @@ def _finished(facts: TraceFacts, by: Rule, finding: Finding, win: Win | None, *,
     """Return a finding with the name of its rule, with what a replay wins, and with a note on inflated times."""
     finding = replace(finding, rule=by.name)
     if win is not None:
-        replayed_ns = facts.replayed_ns(win) if replayed and facts.share(win) > _WORTH else finding.replayed_ns
+        waits = facts.step_waits
+        exceeds = by.of is not None and waits is not None and win > waits.parts[by.of]
+        worth = replayed and (exceeds or facts.share(win) > _WORTH)
+        replayed_ns = facts.replayed_ns(win) if worth else finding.replayed_ns
         hidden_ns = win.hidden_ns if win.hidden_ns > win else None
         words = win.words or f"--fix {by.name}"
         finding = replace(finding, replayed_ns=replayed_ns, change=words, hidden_ns=hidden_ns)
+        if exceeds and worth and replayed_ns is None and waits is not None and by.of is not None:
+            finding = facts.with_win(finding, waits.parts[by.of])  # as of what no replay shows
+        elif by.of is not None and waits is not None and replayed_ns is not None:
+            finding = replace(finding, also=_also_shorter(facts, waits.parts, win, replayed_ns, by.of))
     stretch = facts.stretch
     if not by.on_cpu or stretch is None or not stretch.differs or stretch.ratio <= _STRETCHED:
         return finding

@@ -39,7 +39,7 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
     )
 
 
-@rule("low-sm-efficiency", gpu=True, share=0.05)
+@rule("low-sm-efficiency", gpu=True, share=0.05, of="compute")
 def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
     """Kernels have fewer thread blocks than the GPU has multiprocessors.
 
@@ -117,7 +117,7 @@ def low_occupancy(facts: TraceFacts, *, percent: float = 20, share: float = 0.1)
     )
 
 
-@rule("varying-kernels", gpu=True, share=0.02)
+@rule("varying-kernels", gpu=True, share=0.02, of="compute")
 def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2) -> Iterator[Finding]:
     """The same kernels take longer in some steps than in others.
 
@@ -161,7 +161,7 @@ def varying_kernels(facts: TraceFacts, *, ratio: float = 1.2) -> Iterator[Findin
     )
 
 
-@rule("single-stream", gpu=True, share=0.02)
+@rule("single-stream", gpu=True, share=0.02, of="communication")
 def single_stream(facts: TraceFacts) -> Iterator[Finding]:
     """Communication and compute share the only stream of a GPU, so that they cannot overlap.
 
