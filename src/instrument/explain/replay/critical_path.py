@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -24,9 +25,9 @@ from ...read.tables.nest import NestedRanges, rows_around
 from ...read.tables.steps import main_thread
 from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
-from .edges import ANCHORED, CALLED, RETURNED
+from .edges import ANCHORED, CALLED, RETURNED, Edges
 from .graph import Graph
-from .replay import NO_TIMES, Change, Replay, Replayer, replay_changed, step_bounds
+from .replay import GPU_CLASSES, NO_TIMES, Change, Replay, Replayer, replay_changed, step_bounds
 
 _FOREVER = 2**62
 
@@ -124,7 +125,7 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
 
 
-def longest_chain(graph: Graph, replayed: Replay) -> tuple[list[int], int, int]:
+def longest_chain(graph: Graph, replayed: Replay) -> tuple[Array, int, int]:
     """Return the edges of the critical path in order of time, the length of the steps in ns, and when they end.
 
     The first edges may begin before the first step: the edges then take longer than the steps.
@@ -140,18 +141,19 @@ def _last_node(graph: Graph, times_ns: Array) -> int:
     return int(nodes[np.argmax(times_ns[nodes])])
 
 
-def _binding_edges(replayed: Replay, last: int, start_ns: int) -> list[int]:
+def _binding_edges(replayed: Replay, last: int, start_ns: int) -> Array:
     """Return the edges of the longest chain to a node in order of time, from a node no later than the start."""
     edges, weight, times, _ = replayed
     rows = np.flatnonzero(times[edges.source] + weight == times[edges.target])[::-1]
-    binding = np.full(len(times), -1)
+    binding = np.full(len(times), -1, np.int32)
     binding[edges.target[rows]] = rows
-    source_of, edge_of, goes_on = edges.source.tolist(), binding.tolist(), (times > start_ns).tolist()
-    path, node = [], last
-    while node and goes_on[node]:
+    # Python numbers of all of these take more memory than the graph.
+    source_of, edge_of, time_of = memoryview(edges.source), memoryview(binding), memoryview(times)
+    path, node = array("q"), last
+    while node and time_of[node] > start_ns:
         path.append(edge_of[node])
         node = source_of[path[-1]]
-    return path[::-1]
+    return np.array(path[::-1], np.int64)
 
 
 class EdgeTimes(NamedTuple):
@@ -170,16 +172,16 @@ class EdgeTimes(NamedTuple):
     own_ns: Array
 
 
-def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> EdgeTimes:
+def edge_times(graph: Graph, edges: Edges, removed: Mapping[int, Intervals], took: Array) -> EdgeTimes:
     """Return the times of the edges of a critical path, which take these times.
 
     Work of the CPU after it waited for the GPU is held up by that wait, up to the time that it was blocked: for so
     long, it could have run ahead. What waits for a batch is input all the same.
     """
-    target, kind = replayed.edges.target[chain], replayed.edges.kind[chain]
-    on_gpu, returns = graph.work[target] >= 0, np.isin(kind, (CALLED, RETURNED))
-    late = np.where(on_gpu, np.clip(replayed.edges.delay_ns[chain], 0, np.maximum(took, 0)), 0)
-    waited = np.where(on_gpu, 0, np.minimum(_in_batches(graph, replayed, chain), took))
+    target = edges.target
+    on_gpu, returns = graph.work[target] >= 0, np.isin(edges.kind, (CALLED, RETURNED))
+    late = np.where(on_gpu, np.clip(edges.delay_ns, 0, np.maximum(took, 0)), 0)
+    waited = np.where(on_gpu, 0, np.minimum(_in_batches(graph, edges, removed), took))
     blocked = np.zeros(len(graph.recorded_ns), np.int64)
     blocked[graph.return_nodes] = columns_of(graph.waits, "blocked_ns")[0]
     work = np.where(on_gpu | returns, 0, took - waited)
@@ -191,20 +193,20 @@ def edge_times(graph: Graph, replayed: Replay, chain: Array, took: Array) -> Edg
     return EdgeTimes(late, waited, held_up, took - late - waited - held_up)
 
 
-def _in_batches(graph: Graph, replayed: Replay, chain: Array) -> Array:
+def _in_batches(graph: Graph, edges: Edges, removed: Mapping[int, Intervals]) -> Array:
     """Return for how long each edge waits for a batch, without the times that a change removes."""
-    removed = {thread: replayed.removed[thread] for thread in graph.batches if thread in replayed.removed}
+    removed = {thread: removed[thread] for thread in graph.batches if thread in removed}
+    rows = np.arange(len(edges.kind))
     either = {thread: union(times, removed.get(thread, NO_TIMES)) for thread, times in graph.batches.items()}
-    inside = graph.inside_ns(replayed.edges, chain, either)
-    return inside - graph.inside_ns(replayed.edges, chain, removed)
+    return graph.inside_ns(edges, rows, either) - graph.inside_ns(edges, rows, removed)
 
 
-def _segments(graph: Graph, replayed: Replay, classes: Array, chain: list[int]) -> Iterator[Segment]:
+def _segments(graph: Graph, replayed: Replay, classes: Array, chain: Array) -> Iterator[Segment]:
     """Yield the parts of a critical path: delays, GPU work, returns, and the work of the CPU by region."""
-    edges, gpu, regions = replayed.edges, graph.trace.gpu, graph.trace.regions
-    cpu, rows = _CpuWork(graph, replayed.removed), np.array(chain, np.int64)
-    times = edge_times(graph, replayed, rows, replayed.weight_ns[rows])
-    for edge, late, waited, held_up, ns in zip(chain, *(column.tolist() for column in times), strict=True):
+    edges, gpu, regions = replayed.edges.where(chain), graph.trace.gpu, graph.trace.regions
+    cpu = _CpuWork(graph, replayed.removed)
+    times = edge_times(graph, edges, replayed.removed, replayed.weight_ns[chain])
+    for edge, (late, waited, held_up, ns) in enumerate(zip(*(column.tolist() for column in times), strict=True)):
         kind, target = int(edges.kind[edge]), int(edges.target[edge])
         row, until = int(graph.work[target]), int(graph.recorded_ns[target]) + graph.start_ns
         if row < 0 and kind in (CALLED, RETURNED):
@@ -219,7 +221,7 @@ def _segments(graph: Graph, replayed: Replay, classes: Array, chain: list[int]) 
                 yield Segment(what, "", region, begun - late, late, -1, -1)
             if ns:
                 name = gpu.strings[gpu.short_name[row]]
-                yield Segment(str(classes[row]), name, region, begun, ns, -1, row)
+                yield Segment(GPU_CLASSES[classes[row]], name, region, begun, ns, -1, row)
 
 
 class _CpuWork:

@@ -41,6 +41,13 @@ class Edges(NamedTuple):
     since_ns: Array
     until_ns: Array
 
+    def where(self, rows: Array) -> Edges:
+        """Return the edges in these rows."""
+        return Edges(*(column[rows] for column in self))
+
+
+_TYPES = (np.int8, np.int32, np.int32, np.int64, np.int64, np.int64)  # a long trace has millions of edges
+
 
 def edges(
     kind: int,
@@ -52,11 +59,11 @@ def edges(
 ) -> Edges:
     """Return edges of one kind; a number stands for that number in each row."""
     columns = (kind, source, target, delay_ns, since_ns, until_ns)
-    return Edges(*(np.broadcast_to(np.asarray(column, np.int64), target.shape) for column in columns))
+    typed = (np.asarray(column, dtype) for column, dtype in zip(columns, _TYPES, strict=True))
+    return Edges(*(np.broadcast_to(column, target.shape) for column in typed))
 
 
 def in_order(parts: Sequence[Edges]) -> Edges:
     """Return all edges, in the order of their targets."""
-    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
-    order = np.argsort(columns[2], kind="stable")
-    return Edges(*(column[order] for column in columns))
+    order = np.argsort(np.concatenate([part.target for part in parts]), kind="stable")
+    return Edges(*(np.concatenate(column)[order] for column in zip(*parts, strict=True)))

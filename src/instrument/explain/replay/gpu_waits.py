@@ -50,7 +50,7 @@ def gpu_order(trace: Trace) -> GpuOrder:
     _, device = np.unique(gpu.device, return_inverse=True)
     streams, stream = np.unique(gpu.stream, return_inverse=True)
     _, stream = np.unique(device * max(len(streams), 1) + stream, return_inverse=True)
-    previous = np.full(len(gpu), -1)
+    stream, previous = stream.astype(np.int32), np.full(len(gpu), -1, np.int32)
     launched = launched_at(gpu, trace.runtime)
     queued = launched.copy()
     for _, rows in group_rows(stream):

@@ -186,7 +186,7 @@ class CpuPoints(NamedTuple):
 
     def nodes(self, kind: int, count: int) -> Array:
         """Return the nodes of the points of a kind by what they belong to, for this many of these."""
-        nodes, rows = np.zeros(count, np.int64), self.kind == kind
+        nodes, rows = np.zeros(count, np.int32), self.kind == kind
         nodes[self.of[rows]] = self.node[rows]
         return nodes
 
@@ -216,11 +216,13 @@ def cpu_points(
         (END, steps.thread, steps.end_ns, None),
         (FORK, handoffs.by_thread, handoffs.by_ns, None),
     )
-    threads, times = (np.concatenate([part[column] for part in parts]).astype(np.int64) for column in (1, 2))
-    kinds = np.concatenate([np.full(len(part[1]), part[0]) for part in parts])
+    threads = np.concatenate([part[1] for part in parts]).astype(np.int32)
+    times = np.concatenate([part[2] for part in parts]).astype(np.int64)
+    kinds = np.concatenate([np.full(len(part[1]), part[0], np.int8) for part in parts])
     of = np.concatenate([np.arange(len(part[1])) if part[3] is None else part[3] for part in parts])
     order = np.lexsort((kinds, times, threads))
-    return CpuPoints(threads[order], times[order], kinds[order], of[order], np.full(len(order), -1))
+    of = of[order].astype(np.int32)
+    return CpuPoints(threads[order], times[order], kinds[order], of, np.empty(0, np.int32))
 
 
 _LONGEST_CALL_NS = 50_000  # of a call that has nothing to wait for; a longer one waits for something unknown
@@ -269,6 +271,15 @@ class Graph:
         """The nodes in pieces, for a fast replay."""
         return self.pieces_with(self.edges)
 
+    @cached_property
+    def weight_ns(self) -> Array:
+        """The time of each edge; see `Replay`."""
+        weight_ns: Array = self.edges.delay_ns + self.edges.until_ns - self.edges.since_ns
+        work = self.work[self.edges.target]
+        on_gpu = work >= 0
+        weight_ns[on_gpu] += self.trace.gpu.duration_ns[work[on_gpu]]
+        return weight_ns
+
     def pieces_with(self, edges: Edges) -> Pieces:
         """Return the nodes in pieces, with other edges."""
         streams = np.append(self.order.stream, 0)[self.work] + 1 + self.thread.max()
@@ -310,13 +321,16 @@ def graph_of(trace: Trace) -> Graph:
     points = cpu_points(trace, steps, waits, full, handoffs)
 
     times = np.concatenate((points.time_ns, order.queued_ns))
-    kinds = np.concatenate((points.kind, np.full(len(gpu), SYNC + 1)))
+    kinds = np.concatenate((points.kind, np.full(len(gpu), SYNC + 1, np.int8)))
     ties = np.concatenate((np.zeros(len(points.kind), np.int64), gpu.start_ns))
-    node = np.empty(len(times), np.int64)
+    node = np.empty(len(times), np.int32)
     node[np.lexsort((ties, kinds, times))] = np.arange(1, len(times) + 1)
+    del times, kinds, ties
     points, work_nodes = points._replace(node=node[: len(points.kind)]), node[len(points.kind) :]
-    recorded = np.concatenate((points.time_ns, gpu.end_ns))
     start = int(min(points.time_ns.min(), gpu.start_ns.min(initial=points.time_ns.min())))
+    recorded, (thread, work) = np.zeros(len(node) + 1, np.int64), np.full((2, len(node) + 1), -1, np.int32)
+    recorded[node] = np.concatenate((points.time_ns, gpu.end_ns)) - start
+    thread[points.node], work[work_nodes] = points.thread, np.arange(len(gpu))
     parts = (
         *_cpu_edges(points, handoffs, full, start),
         *_gpu_edges(trace, order, points, work_nodes, start),
@@ -329,9 +343,9 @@ def graph_of(trace: Trace) -> Graph:
         order,
         in_order(parts),
         start,
-        _by_node(node, recorded - start, 0),
-        _by_node(node, np.concatenate((points.thread, np.full(len(gpu), -1))), -1),
-        _by_node(node, np.concatenate((np.full(len(points.kind), -1), np.arange(len(gpu)))), -1),
+        recorded,
+        thread,
+        work,
         work_nodes,
         points.nodes(START, len(steps)),
         points.nodes(END, len(steps)),
@@ -346,12 +360,6 @@ def _incomplete(threads: int, waits: int, streams: int) -> str:
     if waits * streams > gpu_waits.MAX_PAIRS:
         return f"the trace has {waits:,} synchronizations and {streams:,} streams"
     return ""
-
-
-def _by_node(node: Array, values: Array, of_start: int) -> Array:
-    by_node = np.full(len(node) + 1, of_start, np.int64)
-    by_node[node] = values
-    return by_node
 
 
 def _threads(trace: Trace, steps: Table, waits: Sequence[Synchronization]) -> list[int]:

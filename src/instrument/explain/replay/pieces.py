@@ -20,25 +20,35 @@ class Pieces(NamedTuple):
     GPU, for their launches, which all belong to one piece of a thread. So two times are enough to know when each
     node happens: when the first node could happen without its launch, and when the launching piece begins. The
     delays after these are sums and maxima of whole columns; only pieces, of which there are about as many as
-    waits, are timed one by one.
+    waits, are timed one by one. Places are those of nodes in ``in_order``.
 
     Attributes:
-        of_node: the number of the piece of each node; pieces are numbered in the order of their first nodes.
-        launching: for each piece, the piece that launches its work; 0 for those of threads.
         in_order: the nodes in the order of their thread or stream, piece by piece.
-        first: whether each of `in_order` is the first of its piece.
-        chained: for each of `in_order`, the edge from the node before it in its piece; -1 for the first.
-        launched: for each of `in_order`, the edge from its launch, or -1.
+        first: the place of the first node of each piece.
+        number: the number of each of these pieces, in the order of their first nodes.
+        launching: for each piece by its number, the piece that launches its work; 0 for those of threads.
+        chained: for each place, the edge from the node before it; meaningless at the first of a piece.
+        launched: the places of launched work.
+        launches: the edge from each launch.
+        launched_from: the place of each launch.
         entries: the other edges to first nodes, in the order of their pieces.
+        entered: the number of the piece that each of these leads to.
+        entered_from: the place that it comes from.
+        entered_by: the number of the piece that it comes from.
     """
 
-    of_node: Array
-    launching: Array
     in_order: Array
     first: Array
+    number: Array
+    launching: Array
     chained: Array
     launched: Array
+    launches: Array
+    launched_from: Array
     entries: Array
+    entered: Array
+    entered_from: Array
+    entered_by: Array
 
 
 def pieces_of(edges: Edges, lane: Array) -> Pieces:
@@ -49,95 +59,113 @@ def pieces_of(edges: Edges, lane: Array) -> Pieces:
         lane: a number for the thread or stream of each node, of which that of node 0 is the lowest.
     """
     nodes = len(lane)
-    chain, launch = (np.full(nodes, -1) for _ in range(2))
-    chains, launches = np.isin(edges.kind, (ON_CPU, CALLED, STREAM)), edges.kind == LAUNCHED
-    chain[edges.target[chains]] = np.flatnonzero(chains)
-    launch[edges.target[launches]] = np.flatnonzero(launches)
+    chain, launch = np.full((2, nodes), -1, np.int32)
+    is_chain, is_launch = np.isin(edges.kind, (ON_CPU, CALLED, STREAM)), edges.kind == LAUNCHED
+    chain[edges.target[is_chain]] = np.flatnonzero(is_chain)
+    launch[edges.target[is_launch]] = np.flatnonzero(is_launch)
     held_up = np.ones(nodes, bool)
-    held_up[edges.target[chains]] = False
-    held_up[edges.target[~chains & ~launches]] = True
+    held_up[edges.target[is_chain]] = False
+    held_up[edges.target[~is_chain & ~is_launch]] = True
 
-    in_order = np.argsort(lane, kind="stable")
-    own_chain, own_launch = chain[in_order], launch[in_order]
-    before = np.concatenate(([-1], in_order[:-1]))
-    first = held_up[in_order] | (edges.source[own_chain] != before)
-    first[0] = True
+    in_order = np.argsort(lane, kind="stable").astype(np.int32)
+    place = np.empty(nodes, np.int32)
+    place[in_order] = np.arange(nodes)
+    chained, launches = chain[in_order], launch[in_order]
+    launched = np.flatnonzero(launches >= 0).astype(np.int32)
+    launches = launches[launched]
+    launched_from = place[edges.source[launches]]
 
-    of_node = _numbers(in_order, first)
-    by = np.where(own_launch >= 0, of_node[edges.source[own_launch]], -1)
-    known = np.maximum.accumulate(np.where((own_launch >= 0) | first, np.arange(nodes), 0))
-    by = by[known]  # work without a launch of its own stays in the piece before it
-    first[1:] |= by[1:] != by[:-1]
-    of_node = _numbers(in_order, first)
-    launching = np.zeros(int(first.sum()), np.int64)
-    some = np.flatnonzero(own_launch >= 0)
-    launching[of_node[in_order[some]]] = of_node[edges.source[own_launch[some]]]
+    begins = held_up[in_order]
+    begins[1:] |= edges.source[chained[1:]] != in_order[:-1]
+    begins[0] = True
+    known, by = begins.copy(), np.full(nodes, -1)
+    known[launched], by[launched] = True, np.cumsum(begins)[launched_from]
+    by = by[np.maximum.accumulate(np.where(known, np.arange(nodes), 0))]
+    begins[1:] |= by[1:] != by[:-1]  # work without a launch of its own stays in the piece before it
 
-    at_first = np.zeros(nodes, bool)
-    at_first[in_order[first]] = True
-    entries = np.flatnonzero(at_first[edges.target] & ~launches)
-    entries = entries[np.argsort(of_node[edges.target[entries]], kind="stable")]
-    return Pieces(of_node, launching, in_order, first, np.where(first, -1, own_chain), own_launch, entries)
+    first = np.flatnonzero(begins)
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(in_order[first])] = np.arange(len(first))
+    of_place = number[np.cumsum(begins) - 1]
+    launching = np.zeros(len(first), np.int64)
+    launching[of_place[launched]] = of_place[launched_from]
+
+    entries = np.flatnonzero(begins[place[edges.target]] & ~is_launch)
+    entered = of_place[place[edges.target[entries]]]
+    order = np.argsort(entered, kind="stable")
+    entries, entered = entries[order], entered[order]
+    entered_from = place[edges.source[entries]]
+    return Pieces(
+        in_order,
+        first,
+        number,
+        launching,
+        chained,
+        launched,
+        launches,
+        launched_from,
+        entries,
+        entered,
+        entered_from,
+        of_place[entered_from],
+    )
 
 
-def _numbers(in_order: Array, first: Array) -> Array:
-    """Return the number of the piece of each node, in the order of the first nodes."""
-    starts = in_order[first]
-    rank = np.empty(len(starts), np.int64)
-    rank[np.argsort(starts)] = np.arange(len(starts))
-    numbers = np.empty(len(in_order), np.int64)
-    numbers[in_order] = rank[np.cumsum(first) - 1]
-    return numbers
-
-
-def times_of(pieces: Pieces, edges: Edges, weight_ns: Array) -> Array:
+def times_of(pieces: Pieces, weight_ns: Array) -> Array:
     """Return the time of each node, the first at which all edges to it allow it; node 0 is at 0."""
-    since_entry, since_launching = _delays(pieces, edges, weight_ns)
-    source = edges.source[pieces.entries]
-    of_source, weight = pieces.of_node[source], weight_ns[pieces.entries]
-    entered = [NEVER] * len(pieces.launching)
-    entered[0] = 0
+    since_entry, since_launching = _delays(pieces, weight_ns)
+    weight = weight_ns[pieces.entries]
+    begun = [NEVER] * len(pieces.first)
+    begun[0] = 0
     rows = zip(
-        pieces.of_node[edges.target[pieces.entries]].tolist(),
-        of_source.tolist(),
-        (since_entry[source] + weight).tolist(),
-        pieces.launching[of_source].tolist(),
-        (since_launching[source] + weight).tolist(),
+        pieces.entered.tolist(),
+        pieces.entered_by.tolist(),
+        (since_entry[pieces.entered_from] + weight).tolist(),
+        pieces.launching[pieces.entered_by].tolist(),
+        (since_launching[pieces.entered_from] + weight).tolist(),
         strict=True,
     )
     for piece, before, ns, launching, launched_ns in rows:
-        time = max(entered[before] + ns, entered[launching] + launched_ns)
-        if time > entered[piece]:
-            entered[piece] = time
-    times = np.array(entered, np.int64)
-    by_launch = times[pieces.launching][pieces.of_node] + since_launching
-    found: Array = np.maximum(times[pieces.of_node] + since_entry, by_launch)
-    return found
+        time = max(begun[before] + ns, begun[launching] + launched_ns)
+        if time > begun[piece]:
+            begun[piece] = time
+    begun_ns = np.array(begun, np.int64)
+    since_entry += _spread(pieces, begun_ns[pieces.number])
+    since_launching += _spread(pieces, begun_ns[pieces.launching[pieces.number]])
+    times = np.empty(len(since_entry), np.int64)
+    times[pieces.in_order] = np.maximum(since_entry, since_launching)
+    return times
 
 
-def _delays(pieces: Pieces, edges: Edges, weight_ns: Array) -> tuple[Array, Array]:
-    """Return how much later each node is than the entry of its piece, and than that of the launching piece."""
-    nodes, places = pieces.in_order, np.flatnonzero(pieces.first)
-    of_place = np.cumsum(pieces.first) - 1
-    passed = np.cumsum(np.where(pieces.first, 0, weight_ns[pieces.chained]))
-    passed -= passed[places][of_place]
-    since_entry = np.empty(len(nodes), np.int64)
-    since_entry[nodes] = passed
-    launched = np.flatnonzero((pieces.launched >= 0) & (weight_ns[pieces.launched] > NEVER))
-    late = np.full(len(nodes), NEVER)
-    edge = pieces.launched[launched]
-    late[launched] = since_entry[edges.source[edge]] + weight_ns[edge] - passed[launched]
-    since_launching = np.empty(len(nodes), np.int64)
-    since_launching[nodes] = np.maximum(_highest_so_far(late, places, of_place) + passed, NEVER)
-    return since_entry, since_launching
+def _spread(pieces: Pieces, values: Array) -> Array:
+    """Return the value of the piece of each place."""
+    spread: Array = np.repeat(values, np.diff(pieces.first, append=len(pieces.in_order)))
+    return spread
 
 
-def _highest_so_far(values: Array, places: Array, of_place: Array) -> Array:
-    """Return the running maximum of values in each part that begins at one of these places."""
+def _delays(pieces: Pieces, weight_ns: Array) -> tuple[Array, Array]:
+    """Return how much later each place is than the entry of its piece, and than that of the launching piece."""
+    passed = weight_ns[pieces.chained]
+    passed[pieces.first] = 0
+    passed = np.cumsum(passed, out=passed)
+    passed -= _spread(pieces, passed[pieces.first])
+    kept = weight_ns[pieces.launches] > NEVER
+    at = pieces.launched[kept]
+    late = np.full(len(passed), NEVER)
+    late[at] = passed[pieces.launched_from[kept]] + weight_ns[pieces.launches[kept]] - passed[at]
+    return passed, np.maximum(_highest_so_far(pieces, late) + passed, NEVER)
+
+
+def _highest_so_far(pieces: Pieces, values: Array) -> Array:
+    """Return the running maximum of the values in each piece."""
     known = values > NEVER
     lowest = int(values[known].min(initial=0))
-    values = np.where(known, values, lowest - 1)
-    above = np.maximum.reduceat(values, places) - np.minimum.reduceat(values, places) + 1
-    lift = (np.cumsum(above) - above - np.minimum.reduceat(values, places))[of_place]
-    highest: Array = np.maximum.accumulate(values + lift) - lift
-    return np.where(highest < lowest, NEVER, highest)
+    values[~known] = lowest - 1
+    low = np.minimum.reduceat(values, pieces.first)
+    above = np.maximum.reduceat(values, pieces.first) - low + 1
+    lift = _spread(pieces, np.cumsum(above) - above - low)
+    values += lift
+    highest = np.maximum.accumulate(values, out=values)
+    highest -= lift
+    highest[highest < lowest] = NEVER
+    return highest

@@ -39,19 +39,10 @@ class Replay(NamedTuple):
     removed: Mapping[int, Intervals] = _NOTHING
 
 
-def weights(graph: Graph) -> Array:
-    """Return the recorded time of each edge in ns."""
-    weight_ns: Array = graph.edges.delay_ns + graph.edges.until_ns - graph.edges.since_ns
-    work = graph.work[graph.edges.target]
-    on_gpu = work >= 0
-    weight_ns[on_gpu] += graph.trace.gpu.duration_ns[work[on_gpu]]
-    return weight_ns
-
-
 def replay(graph: Graph, edges: Edges, weight_ns: Array, removed: Mapping[int, Intervals] = _NOTHING) -> Replay:
     """Return the replay of a graph with these edges: each node happens as soon as all edges to it allow."""
     pieces = graph.pieces if edges is graph.edges else graph.pieces_with(edges)
-    return Replay(edges, weight_ns, times_of(pieces, edges, weight_ns), removed)
+    return Replay(edges, weight_ns, times_of(pieces, weight_ns), removed)
 
 
 def step_bounds(graph: Graph, times_ns: Array) -> tuple[Array, Array]:
@@ -151,7 +142,7 @@ def without_events(*tables: Table, part: float = 1.0) -> Change:
 
 def replay_changed(graph: Graph, change: Change) -> Replay:
     """Return the replay of a graph with a change."""
-    edges, weight, kept = graph.edges, weights(graph), np.ones(len(graph.edges.kind), bool)
+    edges, weight, kept = graph.edges, graph.weight_ns.copy(), np.ones(len(graph.edges.kind), bool)
     removed = _with_threads_in_its_place(graph, change.cpu)
     for thread, times in removed.items():
         _remove_cpu_work(graph, thread, times, weight, kept)
@@ -169,7 +160,7 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
         weight[~kept] = NEVER
         return replay(graph, edges, weight, removed)
     rows, source = _overlap_work(graph, change.overlapped, kept)
-    overlapping = Edges(*(column[rows] for column in edges))._replace(source=source)
+    overlapping = edges.where(rows)._replace(source=source)
     return replay(graph, overlapping, weight[rows], removed)
 
 
@@ -218,6 +209,8 @@ def _shorten_work(graph: Graph, saved: Array, weight: Array, kept: Array) -> Non
     row = graph.work[edges.target]
     some = np.flatnonzero((row >= 0) & (saved[row] != 0))
     weight[some] -= np.rint(gpu.duration_ns[row[some]] * saved[row[some]]).astype(np.int64)
+    if not (saved >= 1).any():
+        return
     gone = (row >= 0) & (saved[row] >= 1)
     queued = np.zeros(len(gpu), bool)
     queued[row[gone & (edges.kind == STREAM)]] = True
@@ -273,6 +266,10 @@ def lower_median(values: Array) -> int:
     return int(np.sort(values)[(len(values) - 1) // 2])
 
 
+GPU_CLASSES = ("compute", "communication", "copies")
+"""The classes of GPU work."""
+
+
 class Replayer:
     """Replays one trace; the graph is built once.
 
@@ -301,14 +298,14 @@ class Replayer:
 
     @cached_property
     def classes(self) -> Array:
-        """The class of each row of `Trace.gpu`: "compute", "communication" or "copies"."""
-        names = np.where(self.trace.gpu.category == MEMCPY, "copies", "compute")
-        return np.where(self.communication, "communication", names)
+        """The class of each row of `Trace.gpu`, as an index into `GPU_CLASSES`."""
+        of_computer = np.where(self.trace.gpu.category == MEMCPY, 2, 0)
+        return np.where(self.communication, 1, of_computer).astype(np.int8)
 
     @cached_property
     def unchanged(self) -> Replay:
         """The replay without a change."""
-        return replay(self.graph, self.graph.edges, weights(self.graph))
+        return replay(self.graph, self.graph.edges, self.graph.weight_ns)
 
     @cached_property
     def recorded_ns(self) -> Array:

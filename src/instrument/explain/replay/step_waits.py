@@ -16,7 +16,7 @@ from ..metrics.idle import work_of_cpu
 from .critical_path import CLASSES, edge_times, longest_chain
 from .edges import ANCHORED, CALLED, HANDED_OFF, ON_CPU, RETURNED
 from .graph import Graph, times_by_thread
-from .replay import NO_TIMES, Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
+from .replay import GPU_CLASSES, NO_TIMES, Change, Replay, Replayer, SavedWork, mean_ns, replay_changed
 from .requests import optimizer_ranges
 
 _NEARLY_ALL = 1 - 1e-9  # of the duration: work that saves all of it would need no launch either
@@ -89,13 +89,12 @@ def parts_after(replayer: Replayer, change: Change) -> dict[str, int]:
 def _on_path(replayer: Replayer, replayed: Replay, step_ns: int) -> tuple[Array, dict[str, int]]:
     """Return the edges of the critical path of a replay, and the time of each class on it per step."""
     chain, total, _ = longest_chain(replayer.graph, replayed)
-    rows = np.array(chain, np.int64)
-    return rows, _parts(replayer, replayed, rows, total, step_ns)
+    return chain, _parts(replayer, replayed, chain, total, step_ns)
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:
     """Return for each class but "other" the change in which it costs nothing; no change where it has no work."""
-    of_work = {name: replayer.classes == name for name in ("compute", "communication", "copies")}
+    of_work = {name: replayer.classes == number for number, name in enumerate(GPU_CLASSES)}
     return {
         **{name: Change(saved=rows * _NEARLY_ALL) if rows.any() else Change() for name, rows in of_work.items()},
         "input": Change(replayer.graph.batches),
@@ -149,19 +148,18 @@ def _outside_by_region(graph: Graph, rows: Array, done: Mapping[int, Intervals])
 
 def _parts(replayer: Replayer, replayed: Replay, chain: Array, total: int, step_ns: int) -> dict[str, int]:
     """Return the time of each class on the critical path, in the shares of the replay."""
-    graph, edges, parts = replayer.graph, replayed.edges, dict.fromkeys(CLASSES, 0)
-    took, since = replayed.weight_ns[chain], edges.since_ns.copy()
+    graph, edges, parts = replayer.graph, replayed.edges.where(chain), dict.fromkeys(CLASSES, 0)
+    took = replayed.weight_ns[chain]
     before = np.minimum(np.cumsum(np.maximum(took, 0)), int(took.sum()) - total)
     early = np.diff(before, prepend=0)  # before the first step
-    since[chain] = np.minimum(since[chain] + early, edges.until_ns[chain])
-    replayed, took = replayed._replace(edges=edges._replace(since_ns=since)), took - early
-    late, waited, held_up, own = edge_times(graph, replayed, chain, took)
-    kind, row = edges.kind[chain], graph.work[edges.target[chain]]
+    since = np.minimum(edges.since_ns + early, edges.until_ns)
+    late, waited, held_up, own = edge_times(graph, edges._replace(since_ns=since), replayed.removed, took - early)
+    kind, row = edges.kind, graph.work[edges.target]
     parts["other"], parts["latency"] = int(late[kind == ANCHORED].sum()), int(late[kind != ANCHORED].sum())
     parts["input"], parts["synchronization"] = int(waited.sum()), int(held_up.sum())
-    of_edge = np.full(len(chain), "overhead", object)
-    of_edge[np.isin(kind, (CALLED, RETURNED))] = "synchronization"
-    of_edge[row >= 0] = replayer.classes[row[row >= 0]]
-    for name in parts:
-        parts[name] += int(own[of_edge == name].sum())
+    on_cpu, returns = row < 0, np.isin(kind, (CALLED, RETURNED))
+    parts["synchronization"] += int(own[on_cpu & returns].sum())
+    parts["overhead"] = int(own[on_cpu & ~returns].sum())
+    own, classes = own[~on_cpu], replayer.classes[row[~on_cpu]]
+    parts |= {name: int(own[classes == number].sum()) for number, name in enumerate(GPU_CLASSES)}
     return {name: round(max(ns, 0) * step_ns / max(total, 1)) for name, ns in parts.items()}

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from itertools import islice
-from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -225,10 +224,11 @@ class Collector:
             return 0
         start_ns, duration_ns = _times(events, text)
         kinds, threads = self._origin(events)
+        names = self.strings
         common = {
             "start_ns": start_ns,
             "duration_ns": duration_ns,
-            "name": _numbers(self.strings, events, "name"),
+            "name": np.array([names[event.name] for event in events], np.int32),
             "thread": threads,
             "event": np.arange(self.count, self.count + len(events)),
         }
@@ -252,7 +252,8 @@ class Collector:
 
     def _origin(self, events: Sequence[TraceEvent]) -> tuple[Array, Array]:
         """Return the numbers of the kind and of the thread of each event, by one lookup for both."""
-        origins = _numbers(self._origins, events, "ph", "cat", "pid", "tid")
+        known = self._origins
+        origins = [known[event.ph, event.cat, event.pid, event.tid] for event in events]
         if count := len(self._origins) - len(self._kind_and_thread):
             new = [*islice(reversed(self._origins), count)][::-1]
             rows = [(self._kinds[_kind(*key[:2])], self.threads[key[2:]]) for key in new]
@@ -320,15 +321,10 @@ def _kind(phase: str, category: str | None) -> tuple[str, str]:
     return phase if phase in _PHASES else "", lower if phase in ("X", "B") and lower in _TABLES else ""
 
 
-def _numbers(numbers: Interner[Any], events: Sequence[TraceEvent], *fields: str) -> Array:
-    keys: Iterable[Any] = map(attrgetter(*fields), events)
-    return np.fromiter(map(numbers.__getitem__, keys), np.int32, len(events))
-
-
 def _times(events: Sequence[TraceEvent], text: bytes | bytearray) -> tuple[Array, Array]:
     """Return starts and durations in ns."""
-    start = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
-    duration = np.fromiter(map(attrgetter("dur"), events), np.float64, len(events))
+    start = np.array([event.ts for event in events], np.float64)  # faster than `np.fromiter`
+    duration = np.array([event.dur for event in events], np.float64)
     missing = np.isnan(start)
     if missing.any():
         if any(not events[row].in_time() for row in np.flatnonzero(missing).tolist()):
