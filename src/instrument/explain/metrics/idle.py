@@ -172,6 +172,8 @@ def idle_causes(
     done: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
     assigned = np.zeros(len(starts), np.int64)
     for cause, tables in work_of_cpu(trace).items():
+        if not any(tables):
+            continue
         done = union(done, times_of(tables))
         covered = covered_ns(done, starts, ends)
         by_cause[cause], assigned = covered - assigned, covered

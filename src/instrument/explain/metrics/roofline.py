@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ...read.tables.lanes import distinct
 from ...read.tables.nest import ancestor_levels, inside_rows, rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
@@ -223,8 +224,7 @@ def roofline(trace: Trace) -> Roofline:
     launched = np.flatnonzero((call >= 0) & kernel)
     tf32 = np.zeros(len(rows), np.int64)
     tf32[call[launched[gpu.matching("name", _TF32)[launched]]]] = 1
-    groups, of_call = np.unique(np.stack((which, tf32), axis=1), axis=0, return_inverse=True)
-    of_call = of_call.reshape(-1)
+    groups, of_call = distinct(which, tf32)
     of_work = np.full(len(gpu), -1)
     of_work[launched] = of_call[call[launched]]
     sums = sum_by_group(gpu.duration_ns[launched], of_work[launched], len(groups))
@@ -232,8 +232,8 @@ def roofline(trace: Trace) -> Roofline:
     result = {}
     for group in np.unique(of_call[calls]).tolist():
         mine = rows[calls[of_call[calls] == group]]
-        name, (work, uses_tf32) = operators.strings[operators.name[mine[0]]], groups[group].tolist()
-        result[group] = _row(name, works[work], mine, int(sums[group]), bool(uses_tf32), peak)
+        name, one = operators.strings[operators.name[mine[0]]], groups[group]
+        result[group] = _row(name, works[which[one]], mine, int(sums[group]), bool(tf32[one]), peak)
     order = sorted(result, key=lambda group: (-result[group].gpu_ns, result[group].name, result[group].work.sizes))
     place = np.full(len(groups) + 1, -1)
     place[order] = np.arange(len(order))

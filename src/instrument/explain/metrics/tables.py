@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from ...read.tables.lanes import distinct
 from ...read.tables.nest import ancestor_levels
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import MODULE
@@ -110,13 +111,13 @@ def distinct_values(keys: Array, value_of: Callable[..., Value | None]) -> tuple
         keys: the rows.
         value_of: returns the value of the codes of a row.
     """
-    rows, which = np.unique(keys, axis=0, return_inverse=True)
+    rows, which = distinct(*keys.T)
     numbers: dict[Value, int] = {}
     number_of_row = np.full(len(rows), -1)
-    for place, codes in enumerate(rows.tolist()):
+    for place, codes in enumerate(keys[rows].tolist()):
         if (value := value_of(*codes)) is not None:
             number_of_row[place] = numbers.setdefault(value, len(numbers))
-    return list(numbers), number_of_row[which.reshape(-1)]
+    return list(numbers), number_of_row[which]
 
 
 def one_of(table: Table, column: str, words: Collection[str]) -> Array:

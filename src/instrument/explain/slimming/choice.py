@@ -367,7 +367,8 @@ def kept_frames(facts: TraceFacts) -> Array:
     if not frames:
         return kept
     threads, times = _places(facts)
-    innermost = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(times, threads)
+    nest = NestedRanges(frames.start_ns, frames.end_ns, frames.thread, frames.parent)
+    innermost = nest.innermost_at(times, threads)
     sites = StackSites(facts.trace)
     for row in np.unique(innermost[innermost >= 0]).tolist():
         stack = rows_around(row, frames.parent)

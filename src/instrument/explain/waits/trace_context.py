@@ -254,9 +254,9 @@ class TraceContext:
 
     def __init__(self, trace: Trace, thread: Array, at_ns: Array) -> None:
         self._trace = trace
-        self._operators = _innermost_rows(trace.operators, thread, at_ns)
+        self._operators = _innermost_rows(trace.operators, thread, at_ns, trace.operators.parent)
         self._regions = _innermost_rows(trace.regions, thread, at_ns)
-        self._frames = _innermost_rows(trace.frames, thread, at_ns)
+        self._frames = _innermost_rows(trace.frames, thread, at_ns, trace.frames.parent)
         self._steps = _steps(trace, thread, at_ns)
         self._functions = StackSites(trace)
         main, process = main_thread(trace), process_of_threads(trace)
@@ -296,9 +296,9 @@ def _row_and_parents(table: Table, row: int) -> list[tuple[int, str]]:
     return [(each, table.strings[table.name[each]]) for each in rows_around(int(row), table.parent)]
 
 
-def _innermost_rows(table: Table, thread: Array, at_ns: Array) -> Array:
-    """Return the innermost row open on each thread at each time, or -1."""
-    innermost = NestedRanges(table.start_ns, table.end_ns, table.thread).innermost_at(at_ns, thread)
+def _innermost_rows(table: Table, thread: Array, at_ns: Array, parents: Array | None = None) -> Array:
+    """Return the innermost row open on each thread at each time, or -1; ``parents``: those by time, if known."""
+    innermost = NestedRanges(table.start_ns, table.end_ns, table.thread, parents).innermost_at(at_ns, thread)
     return np.where(thread >= 0, innermost, -1)
 
 

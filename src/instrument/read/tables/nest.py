@@ -10,7 +10,7 @@ import numpy as np
 
 from ...base.trace_marks import TASKS
 from .lanes import LaneAxis
-from .table import Array, Table
+from .table import Array, Table, linked
 from .trace import Thread
 
 
@@ -24,12 +24,15 @@ class NestedRanges:
         start_ns: the starts in ascending order; of equal starts, the longest range first.
         end_ns: the ends.
         threads: the number of each range's thread, at least -1; None for a single thread.
+        parents: the index of each range's parent, where it is known; finding it takes most of the time.
 
     Attributes:
         parents: the index of each range's parent, or -1.
     """
 
-    def __init__(self, start_ns: Array, end_ns: Array, threads: Array | None = None) -> None:
+    def __init__(
+        self, start_ns: Array, end_ns: Array, threads: Array | None = None, parents: Array | None = None
+    ) -> None:
         threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
         self._max_thread = int(threads.max(initial=-1))
         self._lanes = LaneAxis(self._max_thread, start_ns, end_ns)
@@ -37,9 +40,13 @@ class NestedRanges:
         self._threads = threads[self._rows]
         self._start = self._lanes.positions(self._threads, start_ns[self._rows])
         self._end = self._lanes.positions(self._threads, end_ns[self._rows])
-        self._above = _parents(self._start, self._end, self._threads)
-        self.parents = np.empty(len(start_ns), np.int64)
-        self.parents[self._rows] = self._original_rows(self._above)
+        place = np.empty(len(start_ns), np.int64)
+        place[self._rows] = np.arange(len(place))
+        if parents is None:
+            self._above = _parents(self._start, self._end, self._threads)
+            self.parents = self._original_rows(self._above)[place]
+        else:
+            self._above, self.parents = linked(place, parents[self._rows]), parents
 
     def innermost_at(self, times_ns: Array, threads: Array | None = None) -> Array:
         """Return the index of the last started range that is open at each time, or -1; ends are exclusive."""
