@@ -233,7 +233,6 @@ def assemble(
         split_off_operators(columns, strings)
     texts = list(strings)
     tables: dict[str, Table] = {}
-    nests: dict[str, NestedRanges] = {}
     if "steps" not in columns:
         _split_off_steps(columns, texts)
     _drop_fillers(columns, texts)
@@ -241,12 +240,12 @@ def assemble(
         tables[kind] = _sorted(kind, plausible_rows(kind, columns.pop(kind, _EMPTY.copy()), lost), texts)
         if "parent" in COLUMNS[kind]:
             rows = tables[kind]
-            nests[kind] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread)
-            rows.parent[:] = nests[kind].parents
+            rows.parent[:] = NestedRanges(rows.start_ns, rows.end_ns, rows.thread).parents
+    nest = _nested(tables["regions"])
     tables["regions"].parent[:] = parents_in_tasks(tables["regions"], metadata, threads, texts)
     add_names(tables["gpu"], strings, texts)
     threads = list(threads)
-    unplaced = _link(tables, nests, threads, _recorded_steps(metadata, texts))
+    unplaced = _link(tables, nest, threads, _recorded_steps(metadata, texts))
     coverage = {link: link_coverage(tables["gpu"], link) for link in _LINKS}
     devices = plausible_devices(devices, lost)
     if not 0 <= epoch_ns < _EPOCH_NS:
@@ -301,7 +300,7 @@ def _drop_fillers(columns: Tables, texts: list[str]) -> None:
 
 
 def _link(
-    tables: dict[str, Table], nests: dict[str, NestedRanges], threads: list[Thread], run: list[tuple[int, int]]
+    tables: dict[str, Table], regions: NestedRanges, threads: list[Thread], run: list[tuple[int, int]]
 ) -> int:
     """Fill the columns that link to rows of other tables; return `Trace.unplaced`."""
     gpu, runtime, operators = (tables[kind] for kind in ("gpu", "runtime", "operators"))
@@ -316,7 +315,7 @@ def _link(
     ] = -1
     launched = gpu.launch >= 0
     thread, at = linked(runtime.thread, gpu.launch), linked(runtime.start_ns, gpu.launch, 0)
-    gpu.operator[:] = nests["operators"].innermost_at(at, thread)
+    gpu.operator[:] = _nested(operators).innermost_at(at, thread)
 
     # In traces of 2022 the external id is a copy of the correlation id, and does not name an operator.
     external = np.where(~launched & (gpu.external != gpu.correlation), gpu.external, -1)
@@ -326,12 +325,16 @@ def _link(
     thread[by_id], at[by_id] = operators.thread[named[by_id]], operators.start_ns[named[by_id]]
 
     tables["steps"] = _steps_that_ran(tables, at[thread >= 0], run)
-    gpu.region[:] = nests["regions"].innermost_at(at, thread)
+    gpu.region[:] = regions.innermost_at(at, thread)
     modules = np.flatnonzero(tables["frames"].matching("name", MODULE))
     frames = tables["frames"].where(modules)
     innermost = NestedRanges(frames.start_ns, frames.end_ns, frames.thread).innermost_at(at, thread)
     gpu.module[:] = linked(modules, innermost)
-    return _link_processes(tables, nests["regions"], threads, (thread, at), process_of)
+    return _link_processes(tables, regions, threads, (thread, at), process_of)
+
+
+def _nested(rows: Table) -> NestedRanges:
+    return NestedRanges(rows.start_ns, rows.end_ns, rows.thread, rows.parent.copy())
 
 
 def _link_processes(

@@ -36,11 +36,11 @@ class NestedRanges:
         threads = np.zeros(len(start_ns), np.int64) if threads is None else threads
         self._max_thread = int(threads.max(initial=-1))
         self._lanes = LaneAxis(self._max_thread, start_ns, end_ns)
-        self._rows = np.argsort(threads, kind="stable")
+        self._rows = np.argsort(threads, kind="stable").astype(np.int32)
         self._threads = threads[self._rows]
         self._start = self._lanes.positions(self._threads, start_ns[self._rows])
         self._end = self._lanes.positions(self._threads, end_ns[self._rows])
-        place = np.empty(len(start_ns), np.int64)
+        place = np.empty(len(start_ns), np.int32)
         place[self._rows] = np.arange(len(place))
         if parents is None:
             self._above = _parents(self._start, self._end, self._threads)
@@ -65,7 +65,7 @@ class NestedRanges:
 
     def _original_rows(self, rows: Array) -> Array:
         """Return the original indexes of rows in the order of threads."""
-        return np.where(rows >= 0, self._rows[rows], -1) if len(self._rows) else rows
+        return np.where(rows >= 0, self._rows[rows], np.int64(-1)) if len(self._rows) else rows
 
 
 def _parents(start: Array, end: Array, threads: Array) -> Array:
@@ -78,13 +78,17 @@ def _parents(start: Array, end: Array, threads: Array) -> Array:
     if (start == end).any():
         empty = np.concatenate(([0], np.cumsum(start == end)))
         depth += empty[np.searchsorted(start, start, "right")] - empty[rows]
-    keys = depth * count + rows
-    order = np.argsort(keys)
-    above = np.empty(count, np.int64)
-    above[order] = np.searchsorted(keys[order], keys[order] - count) - 1  # sorted keys are found faster
-    parents = np.where(depth > 0, order[np.maximum(above, 0)], -1)
-    has = np.flatnonzero(parents >= 0)
-    odd = has[(end[parents[has]] < end[has]) | (depth[parents[has]] != depth[has] - 1)]
+    del rows
+    if depth.max(initial=0) < np.iinfo(np.int16).max:
+        depth = depth.astype(np.int16)  # sorted by radix, in a fraction of the time and of the memory
+    order = np.argsort(depth, kind="stable")
+    keys = depth[order].astype(np.int64) * count + order
+    above = np.searchsorted(keys, keys - count) - 1
+    del keys
+    parents = np.empty(count, np.int64)
+    parents[order] = order[np.maximum(above, 0)]
+    parents[depth <= 0] = -1
+    odd = np.flatnonzero((parents >= 0) & ((end[parents] < end) | (depth[parents] != depth - 1)))
     if len(odd):
         some = np.flatnonzero(np.isin(threads, threads[odd]))
         above_some = _parents_one_by_one(start[some].tolist(), end[some].tolist())
