@@ -165,7 +165,7 @@ def _highest_so_far(pieces: Pieces, values: Array) -> Array:
     above = np.maximum.reduceat(values, pieces.first) - low + 1
     lift = _spread(pieces, np.cumsum(above) - above - low)
     values += lift
-    highest = np.maximum.accumulate(values, out=values)
+    highest: Array = np.maximum.accumulate(values, out=values)
     highest -= lift
     highest[highest < lowest] = NEVER
     return highest

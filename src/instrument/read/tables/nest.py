@@ -74,7 +74,7 @@ def _parents(start: Array, end: Array, threads: Array) -> Array:
     rows = np.arange(count)
     # The depth of a row is the number of ranges before it, minus those that have ended; empty ranges that start at
     # the same time and come later have ended but were never open.
-    depth = rows - np.searchsorted(np.sort(end), start, "right")
+    depth: Array = rows - np.searchsorted(np.sort(end), start, "right")
     if (start == end).any():
         empty = np.concatenate(([0], np.cumsum(start == end)))
         depth += empty[np.searchsorted(start, start, "right")] - empty[rows]
