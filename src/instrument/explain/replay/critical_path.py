@@ -148,7 +148,7 @@ def _binding_edges(replayed: Replay, last: int, start_ns: int) -> Array:
     binding = np.full(len(times), -1, np.int32)
     binding[edges.target[rows]] = rows
     # Python numbers of all of these take more memory than the graph.
-    source_of, edge_of, time_of = memoryview(edges.source), memoryview(binding), memoryview(times)
+    source_of, edge_of, time_of = edges.source.data, binding.data, times.data
     path, node = array("q"), last
     while node and time_of[node] > start_ns:
         path.append(edge_of[node])
