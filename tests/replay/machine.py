@@ -30,6 +30,28 @@ class Costs(NamedTuple):
     call: int = 2_000
 
 
+class Loader:
+    """A DataLoader with workers: each loads every so many batches, and two of them ahead.
+
+    Args:
+        workers: how many there are.
+        load_ns: how long one takes for a batch.
+        since: when they start.
+    """
+
+    def __init__(self, workers: int, load_ns: int, since: int = 0) -> None:
+        self._workers, self._load_ns = workers, load_ns
+        self._ready: list[int] = []
+        self._asked = [since] * 2 * workers
+
+    def take(self, now: int, call: int) -> int:
+        """Return when a call returns with the next batch, which asks for another one."""
+        asked, before = self._asked.pop(0), self._ready[-self._workers] if len(self._ready) >= self._workers else 0
+        self._ready.append(max(asked, before) + self._load_ns)
+        self._asked.append(max(now, self._ready[-1]) + call)
+        return self._asked[-1]
+
+
 class Machine:
     """Runs a program, and keeps the time of two threads and the streams of a GPU.
 
@@ -101,6 +123,11 @@ class Machine:
         """Copy from pageable memory, which waits for the copy."""
         correlation = self._start(ns, stream, "Memcpy HtoD (Pageable -> Device)")
         self._call("cudaMemcpyAsync", self._until(self._stream[stream]), correlation)
+
+    def next_batch(self, loader: Loader) -> None:
+        """Wait for the next batch."""
+        until = loader.take(self.now, self.costs.call)
+        self.work(until - self.now, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
 
     @contextmanager
     def backward(self, fork: int = 5_000, join: int = 8_000) -> Iterator[None]:

@@ -256,6 +256,25 @@ def slow_launches(machine: Machine, faster: bool) -> None:
     machine.launch(20 * US)
 
 
+def loading_and_launching(machine: Machine, without: bool) -> None:
+    """The CPU launches slowly after it waited for a batch; with the change, it does neither."""
+    machine.work(0 if without else 700 * US, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+    machine.work(300 * US // (10 if without else 1))
+    machine.launch(20 * US)
+    machine.synchronize()
+
+
+def ending_with_backward(machine: Machine, without: bool) -> None:
+    """The step ends with the backward pass, which waits for the GPU on its thread."""
+    small_kernels(machine, 3)
+    with machine.backward(fork=5 * US, join=0):
+        for _ in range(5):
+            machine.work(40 * US)
+            machine.launch(60 * US)
+            machine.work(3 * US) if without else machine.synchronize()
+            machine.work(20 * US)
+
+
 DATALOADER, SLEEP = {"without": ["dataloader"]}, {"without": ["region:sleep"]}
 SOFTMAX, OVERLAP = {"speed": {"softmax": 2}}, {"overlap": ["communication"]}
 CASES = {
@@ -271,6 +290,7 @@ CASES = {
         input_wait_then_sync, DATALOADER, None, Costs(9_000, 3_500, 1, 9_000)
     ),
     "a synchronization": Case(sync_in_the_middle, {"without": ["sync"]}),
+    "synchronizations at the end of a step": Case(ending_with_backward, {"without": ["sync"]}),
     "a synchronization of one stream": Case(stream_sync, {"without": ["sync"]}),
     "a pageable copy": Case(pageable_copy, {"without": ["copies"]}),
     "copies in a queue": Case(copies_between_kernels, {"without": ["copies"]}),
@@ -300,6 +320,7 @@ SCALED = {
     "a backward pass twice as fast": Case(heavy_backward, {"speed": {"region:heavy": 2}}),
     "cheaper launches": Case(slow_launches, {"launch": "0.1x"}),
     "a part of the launches": Case(slow_launches, {"launch": 0.1}),
+    "cheaper launches without a wait for a batch": Case(loading_and_launching, DATALOADER | {"launch": "0.1x"}),
 }
 """Programs whose calls cost less with the change, too, which a machine cannot show."""
 

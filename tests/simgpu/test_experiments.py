@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from tests import simgpu
-from tests.simgpu.experiments import PROGRAMS, Program, repeated
+from tests.simgpu.experiments import PROGRAMS, Program, experiment
 from tests.support.simulated_gpu import skip_if_cpus_are_busy
 
 pytestmark = pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make experiments")
@@ -27,7 +27,7 @@ SAMPLE = ("matmuls", "copies", "all-reduce in parts", "graph")  # whose steps th
 )
 def test_the_changed_program(program: Program) -> None:
     """Predictions are within 15 %, the plan within 10 %, and the bound is what a step wins most without."""
-    found = repeated(program)
+    found = experiment(program)
     assert found.rows
     if found.faults():
         skip_if_cpus_are_busy()
@@ -37,7 +37,7 @@ def test_the_changed_program(program: Program) -> None:
 @pytest.mark.experiment
 def test_the_median_error() -> None:
     """Half of all predictions are within 5 %, and few abstain."""
-    rows = [row for program in PROGRAMS for row in repeated(program).rows]
+    rows = [row for program in PROGRAMS for row in experiment(program).rows]
     errors = [abs(row.error) for row in rows if row.predicted_ns is not None]
     assert len(errors) > 0.9 * len(rows)
     if median(errors) > 0.05:

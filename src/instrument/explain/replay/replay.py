@@ -18,6 +18,7 @@ from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
 from .edges import CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges
 from .graph import Graph, graph_of, loop_steps, times_by_thread
+from .loader import SlowLoader, slow_loader
 from .pieces import NEVER, times_of
 
 _NOTHING: Mapping[int, Intervals] = MappingProxyType({})
@@ -111,9 +112,8 @@ class Change:
 
     def __or__(self, other: Change) -> Change:
         """Return both changes at once."""
-        threads = self.cpu.keys() | other.cpu.keys()
         return Change(
-            {number: union(self.cpu.get(number, NO_TIMES), other.cpu.get(number, NO_TIMES)) for number in threads},
+            _united(self.cpu, other.cpu),
             _both(self.saved, other.saved, lambda one, two: 1 - (1 - one) * (1 - two)),
             self.asynchronous | other.asynchronous,
             _both(self.overlapped, other.overlapped, np.logical_or),
@@ -121,6 +121,12 @@ class Change:
             1 - (1 - self.delays_saved) * (1 - other.delays_saved),
             max(self.least_ns, other.least_ns),
         )
+
+
+def _united(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
+    """Return the times of both for each thread."""
+    threads = one.keys() | other.keys()
+    return {number: union(one.get(number, NO_TIMES), other.get(number, NO_TIMES)) for number in threads}
 
 
 def _both(one: Array | None, other: Array | None, joined: Callable[[Array, Array], Array]) -> Array | None:
@@ -152,7 +158,7 @@ def replay_changed(graph: Graph, change: Change) -> Replay:
     if change.saved is not None and len(change.saved):
         _shorten_work(graph, change.saved, weight, kept)
     for saved_work in change.work_saved:
-        _save_work(graph, saved_work, weight)
+        _save_work(graph, saved_work, removed, weight)
     if change.delays_saved:
         delayed = np.isin(edges.kind, (LAUNCHED, STREAM, EVENT)) & (edges.delay_ns > 0)
         weight[delayed] -= (edges.delay_ns[delayed] * change.delays_saved).astype(np.int64)
@@ -190,16 +196,18 @@ def _remove_cpu_work(graph: Graph, thread: int, times: Intervals, weight: Array,
     kept[inside[edges.kind[inside] == RETURNED]] = False
 
 
-def _save_work(graph: Graph, saved: SavedWork, weight: Array) -> None:
+def _save_work(graph: Graph, saved: SavedWork, removed: Mapping[int, Intervals], weight: Array) -> None:
     """Let the CPU save a part of its work, of what earlier changes left of it."""
     edges = graph.edges
     works = np.flatnonzero((edges.kind == ON_CPU) | (edges.kind == HANDED_OFF))
-    whole = edges.until_ns[works] - edges.since_ns[works]
+    gone = graph.inside_ns(edges, works, removed)
+    left = edges.until_ns[works] - edges.since_ns[works] - gone
     if saved.times is None:
-        inside = whole - graph.inside_ns(edges, works, graph.batches)
+        inside = left + gone - graph.inside_ns(edges, works, _united(removed, graph.batches))
     else:
-        inside = graph.inside_ns(edges, works, _with_threads_in_its_place(graph, saved.times))
-    share = np.clip(inside / np.maximum(whole, 1), 0, 1)
+        times = _with_threads_in_its_place(graph, saved.times)
+        inside = graph.inside_ns(edges, works, _united(removed, times)) - gone
+    share = np.clip(inside / np.maximum(left, 1), 0, 1)
     weight[works] -= np.rint(weight[works] * share * saved.part).astype(np.int64)
 
 
@@ -338,18 +346,34 @@ class Replayer:
             return f"the replay without a change is {100 * error:.1f} % off, more than {100 * _MAX_ERROR:.0f} %"
         return None
 
+    @cached_property
+    def loader(self) -> SlowLoader | None:
+        """The workers of the DataLoader, if they do not keep up."""
+        return slow_loader(self.graph)
+
     def step_ns(self, change: Change) -> int:
         """Return the length of a step with a change in ns: the mean of the steps.
 
         Each step is as long as recorded, plus the difference between its replays with and without the change. In
-        the long run, steps take no less than on the CPU, even if the GPU lags behind at first; and no longer than
-        recorded, if nothing becomes slower.
+        the long run, steps take no less than on the CPU, even if the GPU lags behind at first; nor less than the
+        workers of a DataLoader take for their batches; and no longer than recorded, if nothing becomes slower.
         """
+        recorded = mean_ns(self.recorded_ns)
+        if self.loader and not self.loader.is_in(change.cpu):
+            in_time = Change(self.loader.waits)  # the waits grow or shrink with the rest of the step
+            before, after = (max(self._mean_ns(each), self.loader.step_ns) for each in (in_time, in_time | change))
+            predicted = after + max(recorded - before, 0)
+        else:
+            predicted = self._mean_ns(change)
+        predicted = max(predicted, change.least_ns)
+        return predicted if change.slows else min(predicted, recorded)
+
+    def _mean_ns(self, change: Change) -> int:
+        """Return the mean of the steps with a change; waits for workers that do not keep up are as recorded."""
         before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
         longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
-        predicted = max(mean_ns(np.maximum(self.recorded_ns + longer, 0)), change.least_ns)
-        if not change.slows:
-            graph, recorded = self.graph, mean_ns(self.recorded_ns)
-            on_cpu = graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])
-            predicted = min(max(predicted, mean_ns(on_cpu)), recorded)
-        return predicted
+        predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
+        if change.slows:
+            return predicted
+        graph = self.graph
+        return max(predicted, mean_ns(graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])))

@@ -25,6 +25,7 @@ from ..metrics.idle import input_ranges
 from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .graph import Graph, times_by_thread
+from .loader import MULTIPLE
 from .replay import Change, Replayer, SavedWork, mean_ns, without_events
 
 Words = str | Collection[str]
@@ -229,14 +230,24 @@ def without_copies(graph: Graph, copies: Array) -> Change:
     """Return the change without these memcpys, a mask of `Trace.gpu`, their launches, and the waits for them."""
     launch = graph.trace.gpu.launch
     launches = np.unique(launch[copies & (launch >= 0)])
-    waits = [
+    removed = Change({}, copies.astype(float), _waits_for(graph, copies))
+    return without_events(graph.trace.runtime.where(launches)) | removed
+
+
+def copies_ahead(graph: Graph, copies: Array) -> Change:
+    """Return the change in which no other work waits for these memcpys, nor the CPU, as they run a step ahead."""
+    return Change(asynchronous=_waits_for(graph, copies), overlapped=copies)
+
+
+def _waits_for(graph: Graph, copies: Array) -> frozenset[int]:
+    """Return the synchronizations that wait for memcpys alone."""
+    return frozenset(
         number
         for number, wait in enumerate(graph.waits)
         if wait.copy >= 0
         and copies[wait.copy]
         and (wait.kind == COPY or (wait.kind == EXPLICIT and wait.adjacent))
-    ]
-    return without_events(graph.trace.runtime.where(launches)) | Change({}, copies.astype(float), frozenset(waits))
+    )
 
 
 def _without_syncs(graph: Graph, line: str) -> Change:
@@ -295,18 +306,19 @@ def _with_workers(replayer: Replayer, number: int, times: bool) -> tuple[str, Ch
     graph = replayer.graph
     if not graph.batches:
         raise ValueError("the trace has no ranges of a DataLoader")
-    several = any(table.matching("name", _MULTIPLE).any() for table in input_ranges(graph.trace))
+    several = any(table.matching("name", MULTIPLE).any() for table in input_ranges(graph.trace))
     if several != times:
         wanted = "say how many times as many, such as 2x" if several else "say how many, such as 4"
         raise ValueError(f'"workers": the DataLoader has {"" if several else "no "}workers: {wanted}')
-    step_ns, (starts, ends) = mean_ns(replayer.recorded_ns), graph.loop.recorded_bounds(graph.trace)
+    if times:
+        loading_ns = replayer.loader.step_ns if replayer.loader else mean_ns(replayer.recorded_ns)
+        return f"with {number} times as many workers", Change(graph.batches, least_ns=round(loading_ns / number))
+    starts, ends = graph.loop.recorded_bounds(graph.trace)
     window = int(starts.min()), int(ends.max())
     waited_ns = sum(total_ns(clip(own, *window)) for own in graph.batches.values()) / len(starts)
-    words = f"with {number} times as many workers" if times else f"with {counted(number, 'worker')}"
-    return words, Change(graph.batches, least_ns=round((step_ns if times else waited_ns) / number))
+    return f"with {counted(number, 'worker')}", Change(graph.batches, least_ns=round(waited_ns / number))
 
 
-_MULTIPLE = re.compile("MultiProcess")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")
 _FUSED = re.compile("multi_tensor|foreach|fused_?(?:adam|sgd)", re.IGNORECASE)
 _FUSED_BYTES = ((re.compile("Adam"), 7 / 19), (re.compile("SGD"), 5 / 8))

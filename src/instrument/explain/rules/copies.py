@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
@@ -16,8 +16,9 @@ from ...read.tables.intervals import overlap_ns, total_ns
 from ...read.tables.nest import inside_rows
 from ...read.tables.table import MEMCPY, MEMSET, Array, Table
 from ..metrics.tables import sum_by_group, unique_codes
+from ..replay.graph import Graph
 from ..replay.replay import Change
-from ..replay.requests import without_copies
+from ..replay.requests import copies_ahead, without_copies
 from .rule import rule
 from .trace_facts import TraceFacts, Win, both
 
@@ -34,6 +35,7 @@ def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
     Needs memcpys. The time to win is exactly the time of these copies outside compute and communication. From
     pageable memory, the driver copies through a buffer of its own, and the CPU waits. On a stream with kernels, a
     copy delays them; on a stream of its own it can run ahead, unless the copies take longer than the kernels.
+    A replay hides copies to the GPU that can run ahead behind other work, and removes the others.
     """
     for way, text, host in (("H2D", "to the GPU", "from"), ("D2H", "to the CPU", "to")):
         codes = [code for code in np.unique(facts.gpu.name).tolist() if direction(facts.gpu.strings[code]) == way]
@@ -43,11 +45,12 @@ def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
         copies = facts.gpu.where(rows)
         times = facts.times_of(rows)
         exposed = total_ns(times) - overlap_ns(times, facts.activity.working)
-        win = Win(facts.per_step(exposed), partial(_without, facts, rows))
         pageable = float(np.mean(copies.matching("name", _PAGEABLE)))
         alone = len(set(facts.gpu.stream[facts.kernel_rows].tolist()) | set(copies.stream.tolist())) == 1
         shared = _on_streams_of_kernels(facts, copies)
         hideable = total_ns(times) < total_ns(facts.activity.working)
+        fix, change = _faster_copies(way, pageable > 0.5, shared > 0.5, hideable)
+        win = Win(facts.per_step(exposed), partial(_changed, facts, rows, change))
         size = int(np.maximum(copies.bytes, 0).sum())
         title = f"Copies {text} take {duration(win)} {facts.each_step} during which nothing computes"
         title += f", {host} pageable memory" if pageable > 0.5 else ""
@@ -59,16 +62,16 @@ def exposed_copies(facts: TraceFacts) -> Iterator[Finding]:
             Evidence("pageable", pageable, "1", "Share of the copies from or to pageable memory."),
             Evidence("on_streams_of_kernels", shared, "1", "Share of the copies on streams with kernels."),
             win_ns=win,
-            fix=_faster_copies(way, pageable > 0.5, shared > 0.5, hideable),
+            fix=fix,
             at=facts.place_of(copies),
         )
 
 
-def _without(facts: TraceFacts, rows: Array) -> Change:
-    """Return the change without the memcpys in these rows of `TraceFacts.gpu`."""
+def _changed(facts: TraceFacts, rows: Array, change: Callable[[Graph, Array], Change]) -> Change:
+    """Return a change of the memcpys in these rows of `TraceFacts.gpu`."""
     mask = np.zeros(len(facts.trace.gpu), bool)
     mask[facts.gpu_rows[rows]] = True
-    return without_copies(facts.replayer.graph, mask)
+    return change(facts.replayer.graph, mask)
 
 
 def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
@@ -77,8 +80,18 @@ def _on_streams_of_kernels(facts: TraceFacts, copies: Table) -> float:
     return float(np.mean(np.isin(streams[1], streams[0])))
 
 
-def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fix:
-    """Return what to do about copies: pin the memory, else give them a stream, else copy less.
+_AHEAD = (
+    "with torch.cuda.stream(copying): following = following.cuda(non_blocking=True)\n"
+    "torch.cuda.current_stream().wait_stream(copying)  # before the next step"
+)
+
+
+def _faster_copies(
+    way: str, pageable: bool, shared: bool, hideable: bool
+) -> tuple[Fix, Callable[[Graph, Array], Change]]:
+    """Return what to do about copies, and what that is in a replay.
+
+    That is to copy ahead of use, with pinned memory and a stream of its own, else to copy less.
 
     Args:
         way: "H2D" or "D2H".
@@ -88,31 +101,31 @@ def _faster_copies(way: str, pageable: bool, shared: bool, hideable: bool) -> Fi
     """
     if pageable and way == "H2D":
         return Fix(
-            "Copy from pinned memory without blocking.",
+            "Copy from pinned memory without blocking, on a separate stream, ahead of use: the next batch during "
+            "the current step.",
             "batch = batch.cuda()",
-            "loader = DataLoader(..., pin_memory=True)\nbatch = batch.cuda(non_blocking=True)",
-        )
+            f"loader = DataLoader(..., pin_memory=True)\n{_AHEAD}",
+        ), copies_ahead
     if pageable:
         return Fix(
             "Keep results on the GPU, and copy them without blocking, to pinned memory, when they are needed.",
             "losses.append(loss.cpu())",
             "losses.append(loss.detach())  # torch.stack(losses).cpu() every 100 steps",
-        )
+        ), without_copies
     if not hideable:
         return Fix(
             "The copies take longer than all kernels, so overlap cannot hide them: keep data that is copied "
             "repeatedly on the GPU, or copy fewer bytes (a smaller type, no offloading)."
-        )
+        ), without_copies
     if shared:
         return Fix(
             "Copy on a separate stream, ahead of use: the next batch during the current step.",
             "batch = batch.cuda(non_blocking=True)",
-            "with torch.cuda.stream(copying): following = following.cuda(non_blocking=True)\n"
-            "torch.cuda.current_stream().wait_stream(copying)  # before the next step",
-        )
+            _AHEAD,
+        ), copies_ahead
     return Fix(
         "The copies already use pinned memory and a separate stream: start them earlier, or copy fewer bytes.",
-    )
+    ), without_copies
 
 
 @rule("device-copies", gpu=True, share=0.001, of="copies")
