@@ -57,7 +57,7 @@ class Machine:
 
     Attributes:
         ends: when each step ended: on the CPU, and on the GPU with all work launched so far.
-        start: when the first step started.
+        start: when the first step started: on the CPU, or on the GPU if that has work of before.
         busy: the sum of the durations of the work on each stream.
     """
 
@@ -77,11 +77,17 @@ class Machine:
         """The time of the running thread."""
         return self._now[self._thread]
 
+    def begin(self) -> None:
+        """Begin the recording: what the CPU did so far is not in the trace."""
+        for name in ("operators", "regions", "runtime"):
+            self.rows[name].clear()
+        self.rows["gpu"] = [row for row in self.rows["gpu"] if row["start_ns"] + row["duration_ns"] > self.now]
+
     @contextmanager
     def step(self) -> Iterator[None]:
         """Mark a step."""
         since = self.now
-        self.start = since if self.start is None else self.start
+        self.start = max(since, *self._stream.values(), 0) if self.start is None else self.start
         yield
         self._add("regions", f"ProfilerStep#{len(self.ends)}", since)
         self.ends.append(max(self.now, *self._stream.values(), *self.ends, 0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from instrument.explain.replay.replay import Change, Replayer, step_lengths
+from instrument.explain.replay.replay import Change, Replayer, replay_changed, step_lengths
+from instrument.explain.replay.requests import Request, joined
 from instrument.explain.replay.what_if import what_if
 
 from .machine import Costs, Machine
@@ -79,21 +82,20 @@ def test_exact_without_a_change(program: list[Action]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(actions)
 def test_without_a_region(program: list[Action]) -> None:
-    """The prediction without a region is the length that the program has without it."""
+    """The steps of a replay without a region are as long as those of the program without it."""
     assume(any(action == "cause" for action, *_ in program))
-    guess = what_if(replayer_of(record(program)), without=["region:cause"])
-    assert guess.step_ns == mean_of(record(program, without=True))
+    lengths = lengths_with(replayer_of(record(program)), Request(without=["region:cause"]))
+    assert lengths == record(program, without=True).lengths
 
 
 @settings(max_examples=30, deadline=None)
 @given(actions, st.sampled_from([2, 4, 10]))
 def test_with_faster_kernels(program: list[Action], factor: float) -> None:
-    """The prediction with faster kernels is the length that the program has with them."""
+    """The steps of a replay with faster kernels are as long as those of the program with them."""
     assume(any(action == "other" for action, *_ in program))
-    guess = what_if(replayer_of(record(program)), speed={"softmax": factor})
+    lengths = lengths_with(replayer_of(record(program)), Request(speed={"softmax": factor}))
     faster = record(program, faster=lambda name: factor if name == "softmax" else 1)
-    assert guess.step_ns is not None
-    assert abs(guess.step_ns - mean_of(faster)) <= 3 * 25  # durations are rounded
+    assert lengths == pytest.approx(faster.lengths, abs=3 * 25)  # durations are rounded
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,8 +118,6 @@ def test_never_faster_than_the_gpu(program: list[Action]) -> None:
     busy = {7: 0, 8: 0}
     for action, ns, stream in program:
         busy[stream] += {"launch": ns, "other": ns, "copy": ns, "backward": 100 * US}.get(action, 0)
-    from instrument.explain.replay.replay import replay_changed
-
     lengths = step_lengths(replayer.graph, replay_changed(replayer.graph, change).times_ns)
     assert lengths.sum() >= 3 * max(busy.values())
 
@@ -140,20 +140,16 @@ def test_additive(one: list[int], two: list[int]) -> None:
     assert both.win_ns == sum(win or 0 for win in wins) == sum(one) + sum(two)
 
 
-def mean_of(machine: Machine) -> int:
-    return round(sum(machine.lengths) / len(machine.lengths))
+def lengths_with(replayer: Replayer, request: Request) -> list[int]:
+    """Return the lengths of the steps in a replay, without what a prediction knows of the steps before them."""
+    change = joined(each for _, each in request.changes(replayer))
+    return step_lengths(replayer.graph, replay_changed(replayer.graph, change).times_ns).tolist()
 
 
 def step_ends(replayer: Replayer, saved: float) -> int:
-    import numpy as np
-
-    from instrument.explain.replay.replay import replay_changed
-
     change = Change(saved=np.full(len(replayer.trace.gpu), saved))
     return int(step_lengths(replayer.graph, replay_changed(replayer.graph, change).times_ns).sum())
 
 
 def whole(machine: Machine) -> Any:
-    import numpy as np
-
     return np.array([0]), np.array([max(machine.ends) + 1])

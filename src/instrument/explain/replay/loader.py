@@ -32,7 +32,10 @@ class SlowLoader(NamedTuple):
     def is_in(self, removed: Mapping[int, Intervals]) -> bool:
         """Return whether most of the waits are in the times of a change during which nothing is waited for."""
         whole = sum(total_ns(times) for times in self.waits.values())
-        return 2 * sum(overlap_ns(times, removed[each]) for each, times in self.waits.items() if each in removed) > whole
+        return (
+            2 * sum(overlap_ns(times, removed[each]) for each, times in self.waits.items() if each in removed)
+            > whole
+        )
 
 
 def slow_loader(graph: Graph) -> SlowLoader | None:

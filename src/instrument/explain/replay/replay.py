@@ -370,10 +370,25 @@ class Replayer:
 
     def _mean_ns(self, change: Change) -> int:
         """Return the mean of the steps with a change; waits for workers that do not keep up are as recorded."""
-        before, after = self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
-        longer = step_lengths(self.graph, after) - step_lengths(self.graph, before)
-        predicted = mean_ns(np.maximum(self.recorded_ns + longer, 0))
+        graph, before, after = self.graph, self.unchanged.times_ns, replay_changed(self.graph, change).times_ns
+        longer = step_lengths(graph, after) - step_lengths(graph, before)
+        lengths = np.maximum(self.recorded_ns + longer, 0)
+        for steps in graph.loop.of_process:
+            lengths[steps[0]] -= self._not_yet_ahead(after, lengths, steps)
+        predicted = mean_ns(lengths)
         if change.slows:
             return predicted
-        graph = self.graph
         return max(predicted, mean_ns(graph.loop.on_cpu(after[graph.start_nodes], after[graph.end_nodes])))
+
+    def _not_yet_ahead(self, after: Array, lengths: Array, steps: Array) -> int:
+        """Return by how much the first of these steps is longer because nothing changed before it, in ns.
+
+        With the change, the GPU would still work for the steps before the recording when it begins, as it does for
+        each step when the next begins.
+        """
+        first, others, graph = int(steps[0]), steps[1:], self.graph
+        if not len(others):
+            return 0
+        excess_before, excess = (int(each[first]) - mean_ns(each[others]) for each in (self.recorded_ns, lengths))
+        ahead = step_bounds(graph, after)[1] - after[graph.end_nodes]
+        return max(min(excess - max(excess_before, 0), int(ahead[first])), 0)
