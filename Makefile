@@ -40,7 +40,7 @@ else
 		exit $$code
 endif
 
-# Predictions against programs that are really changed, in four minutes on a quiet machine; gpu-sim runs a sample.
+# Predictions against programs that are really changed, in ten minutes; gpu-sim runs a sample. As root, it is undisturbed.
 experiments: gpu-sim-environment
 	$(GPU_SIM)/bin/python -m tests.simgpu.install $(GPU_SIM)
 	$(ON_GPU_SIM) $(GPU_SIM)/bin/python -m pytest -m experiment --timeout 600 --tb short tests/simgpu/test_experiments.py

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+
+import pytest
 
 import instrument
 from tests.replay.machine import Machine
@@ -44,3 +47,20 @@ def test_a_finding_off_the_critical_path() -> None:
     off = replace(copies, replayed_ns=0)
     assert "nothing in a replay, as it is off the critical path; at most" in diagnosis.win_text(off)
     assert json.loads(diagnosis.to_json())["replay"]["self_error"] == 0
+
+
+@pytest.mark.parametrize("copy_us", [200, 900])
+def test_copies_ahead_of_use(copy_us: int) -> None:
+    """The fix of copies from pageable memory hides them behind other work, and other work behind them."""
+    machine = Machine()
+    for number in range(12):
+        if number == 4:
+            machine.begin()
+        with machine.step() if number >= 4 else nullcontext():
+            machine.copy(copy_us * 1_000)
+            for _ in range(10):
+                machine.work(5_000)
+                machine.launch(50_000)
+    guess = instrument.diagnose(machine.trace()).what_if(fix="exposed-copies")
+    assert guess.before_ns > (500 + copy_us) * 1_000
+    assert guess.step_ns == pytest.approx(max(500, copy_us) * 1_000, rel=0.03)
