@@ -19,7 +19,7 @@ from .test_exact import CASES, MS, NCCL, US, run
 
 def test_gpu_bound() -> None:
     """In a loop that the GPU bounds, its kernels are the path, and the CPU is not."""
-    replayer = Replayer(run(CASES["a faster kernel"], changed=False).trace())
+    replayer = Replayer(run(CASES["a faster kernel"], changed=False, before=0).trace())
     classes = critical_path(replayer).by_class()
     assert classes == {"compute": 8 * MS, "latency": 104 * US}
     assert critical_path(replayer).off_path == ()
@@ -28,7 +28,7 @@ def test_gpu_bound() -> None:
 
 def test_cpu_bound() -> None:
     """In a loop that the CPU bounds, the path is its work, by region, and kernels have slack."""
-    replayer = Replayer(run(CASES["a sleep"], changed=False).trace())
+    replayer = Replayer(run(CASES["a sleep"], changed=False, before=0).trace())
     path = critical_path(replayer)
     by_region = path.by_region()
     assert by_region[("sleep",), "overhead"] == 5 * 300 * US
@@ -42,7 +42,7 @@ def test_cpu_bound() -> None:
 def test_slack() -> None:
     """A kernel may end later by its slack, and no more."""
     case = CASES["a faster kernel that nothing waits for"]
-    machine = run(case, changed=False)
+    machine = run(case, changed=False, before=0)
     replayer = Replayer(machine.trace())
     (work,) = critical_path(replayer).off_path
     assert (work.name, work.duration_ns) == ("softmax", 5 * 200 * US)
@@ -57,9 +57,9 @@ def test_slack() -> None:
 
 def test_communication() -> None:
     """Exposed communication is on the path by its own class."""
-    path = critical_path(Replayer(run(CASES["overlapped communication"], changed=False).trace()))
+    path = critical_path(Replayer(run(CASES["overlapped communication"], changed=False, before=0).trace()))
     assert path.by_class()["communication"] == 5 * 300 * US
-    changed = Replayer(run(CASES["overlapped communication"], changed=False).trace())
+    changed = Replayer(run(CASES["overlapped communication"], changed=False, before=0).trace())
     overlapped = critical_path(changed, Change(overlapped=changed.communication))
     assert {part.name for part in overlapped.segments if part.kind == "communication"} <= {NCCL}
 
@@ -67,7 +67,7 @@ def test_communication() -> None:
 def test_path_without_a_region() -> None:
     """The path of the steps without a region has no work of this region, and adds up."""
     for name, region in (("a sleep", "sleep"), ("a sleep without a GPU", "sleep")):
-        replayer = Replayer(run(CASES[name], changed=False).trace())
+        replayer = Replayer(run(CASES[name], changed=False, before=0).trace())
         path = what_if(replayer, without=f"region:{region}").critical_path
         assert path is not None
         assert {part.region for part in path.segments if part.kind == "overhead"} == {()}

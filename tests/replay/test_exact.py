@@ -325,10 +325,10 @@ SCALED = {
 """Programs whose calls cost less with the change, too, which a machine cannot show."""
 
 
-def run(case: Case, *, changed: bool, steps: int = 5) -> Machine:
-    """Run a program, with or without its change; which has run for three steps before."""
+def run(case: Case, *, changed: bool, steps: int = 5, before: int = 3) -> Machine:
+    """Run a program, with or without its change, which has run for some steps before."""
     machine = Machine(case.costs, faster=lambda name: (case.faster or {}).get(name, 1) if changed else 1)
-    for _ in range(3):
+    for _ in range(before):
         case.step(machine, changed)
     machine.begin()
     for _ in range(steps):
