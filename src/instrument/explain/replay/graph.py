@@ -156,7 +156,7 @@ def find_handoffs(trace: Trace, threads: Sequence[int], blocked: dict[int, Inter
 
 def _edges(trace: Trace, thread: int) -> Array:
     """Return the times at which anything starts or ends on a thread, or a step ends."""
-    tables = [table.where(table.thread == thread) for table in _on_cpu(trace)]
+    tables = [table.where(table.thread == thread) for table in (trace.operators, trace.regions, trace.runtime)]
     steps = trace.steps.end_ns[trace.steps.thread == thread]
     return distinct_values(
         np.concatenate([steps, *(times for table in tables for times in (table.start_ns, table.end_ns))])
