@@ -240,3 +240,63 @@ def test_a_rule_that_the_plan_cannot_apply() -> None:
         assert "failing" not in found.plan().words
         with pytest.raises(ValueError, match="the rule 'failing' failed: RuntimeError"):
             found.what_if(fix="failing")
+
+
+def test_a_step_that_the_workers_determine() -> None:
+    """Where workers load for longer than the rest of a step takes, the loop waits for them; the path says so."""
+    machine = Machine()
+    for _ in range(6):
+        with machine.step():
+            with machine.region(LOADER):
+                machine.work(80_000_000)
+            machine.work(100_000)
+            machine.launch(1_000_000)
+    found = diagnose(machine.trace())
+    first = found.plan().rows[0]
+    assert (first.change, first.step_ns, first.bound) == ("--workers 8", 10_000_000, "input")
+    path = found.what_if(workers=8).critical_path
+    assert path is not None
+    assert path.total_ns == 6 * 10_000_000
+    assert path.by_class()["input"] > 0.8 * path.total_ns
+
+
+def test_loaders_with_and_without_workers() -> None:
+    """The DataLoader for which the loop waits longer decides what more workers mean."""
+    machine = Machine()
+    for step in range(6):
+        with machine.step():
+            with machine.region(LOADER):
+                machine.work(20_000_000)
+            if step == 3:  # a batch of the validation
+                with machine.region(LOADER.replace("SingleProcess", "MultiProcessing")):
+                    machine.work(100_000)
+            machine.launch(1_000_000)
+    found = diagnose(machine.trace())
+    (waits,) = [each for each in found.findings if each.rule == "input-wait"]
+    assert waits.change == "--workers 8"
+    assert found.plan().rows[0].change == "--workers 8"
+    said = "\"workers\" must be a number such as 4, as the DataLoader has no workers: '2x'"
+    with pytest.raises(ValueError, match=said):
+        found.what_if(workers="2x")
+
+
+def test_what_no_graph_makes_cheaper() -> None:
+    """Cheaper launches leave the time in which Python collects garbage."""
+    machine = Machine()
+    for _ in range(6):
+        with machine.step():
+            with machine.region("gc.collect"):
+                machine.work(20_000_000)
+            machine.work(10_000_000)
+            machine.launch(1_000_000)
+    assert diagnose(machine.trace()).what_if(launch=0.1).step_ns == pytest.approx(21_000_000, rel=0.01)
+
+
+def test_an_optimizer_that_is_fused() -> None:
+    """Nothing is won by fusing it again."""
+    machine = Machine()
+    for _ in range(3):
+        with machine.step(), machine.region("Optimizer.step#AdamW.step"):
+            machine.launch(1_000_000, name="multi_tensor_apply_kernel")
+    with pytest.raises(ValueError, match="it is fused already"):
+        diagnose(machine.trace()).what_if(fuse="optimizer")

@@ -10,7 +10,11 @@ from tests import simgpu
 from tests.simgpu.experiments import PROGRAMS, Program, experiment
 from tests.support.simulated_gpu import skip_if_cpus_are_busy
 
-pytestmark = pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make experiments")
+pytestmark = [
+    pytest.mark.skipif(not simgpu.active(), reason="needs the simulated GPU: make experiments"),
+    # A plan may ask for more workers than this machine has cores.
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
 SAMPLE = ("matmuls", "copies", "all-reduce in parts", "graph")  # whose steps the GPU bounds, and not the CPU
 
 

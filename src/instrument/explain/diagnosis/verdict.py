@@ -157,7 +157,7 @@ def _of_balance(facts: TraceFacts, waits: StepWaits, parts: Mapping[str, int]) -
     name, most = max(waits.wins.items(), key=lambda item: item[1])
     share = 100 * most / max(facts.step_ns, 1)
     wins = f"wins more than {share:.1f} % alone ({name})" if share >= 0.05 else "wins anything alone"
-    text = f"No single bound: in {_what(facts)}, the CPU and the GPU are both busy, and no class of work {wins}."
+    text = f"No single bound: in {_what(facts)}, several things take about equally long: no class of work {wins}."
     return Verdict(None, text + _uneven_gpus(facts), parts, _evidence_of_replay(facts), waits)
 
 

@@ -210,6 +210,19 @@ def input_ranges(trace: Trace) -> list[Table]:
     return [each for each in tables if each]
 
 
+SINGLE, MULTIPLE = re.compile("SingleProcess"), re.compile("MultiProcess")
+"""What torch's ranges around a DataLoader without workers contain, and those of one with workers."""
+
+
+def loading_by(trace: Trace) -> re.Pattern[str] | None:
+    """Return which of `SINGLE` and `MULTIPLE` the loop waits for longer; None if the trace does not say."""
+    waited = {
+        kind: sum(int(each.duration_ns[each.matching("name", kind)].sum()) for each in input_ranges(trace))
+        for kind in (SINGLE, MULTIPLE)
+    }
+    return max(waited, key=lambda kind: waited[kind]) if any(waited.values()) else None
+
+
 def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:
     inside = clip(busy, *window)
     starts = np.concatenate(([window[0]], inside[1]))

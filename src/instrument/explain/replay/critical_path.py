@@ -122,6 +122,10 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     segments = _without_overlaps(_segments(graph, replayed, replayer.classes, chain))
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, end)
+    workers_ns = change.least_ns * len(replayer.recorded_ns) - total if change else 0
+    if workers_ns > 0:  # the loop waits for the workers of its DataLoader
+        segments.append(Segment("input", "", (), graph.start_ns + end, workers_ns, -1, -1))
+        total += workers_ns
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
 
 

@@ -16,7 +16,7 @@ from ...read.tables.lanes import distinct_values, group_rows
 from ...read.tables.steps import earlier_work, loop_thread, process_of_threads, whole_trace
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
-from ..metrics.idle import input_ranges
+from ..metrics.idle import input_ranges, work_of_cpu
 from . import gpu_waits
 from .edges import ANCHORED, CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, edges, in_order
 from .gpu_waits import RETURN_NS, GpuOrder, median
@@ -292,6 +292,11 @@ class Graph:
     def batches(self) -> dict[int, Intervals]:
         """When the loop waits for its next batch, by thread."""
         return times_by_thread(*input_ranges(self.trace))
+
+    @cached_property
+    def not_launching(self) -> dict[int, Intervals]:
+        """When each thread waits for a batch, compiles, collects garbage, or starts or waits for the driver."""
+        return times_by_thread(*(table for tables in work_of_cpu(self.trace).values() for table in tables))
 
     def inside_ns(self, edges: Edges, rows: Array, times: Mapping[int, Intervals]) -> Array:
         """Return for how long the CPU's work of each of these edges is in the times of its thread, in ns."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from ...read.tables.intervals import Intervals, overlap_ns, total_ns
-from ..metrics.idle import input_ranges
+from ..metrics.idle import MULTIPLE, input_ranges
 from .graph import Graph, times_by_thread
 
-MULTIPLE = re.compile("MultiProcess")
 _SHARE = 0.05  # of the steps; where a loop waits less, its workers keep up
 _APART = 16  # batches that many workers load at once, of which only the first is waited for
 _CALL_NS = 500_000  # of a call that finds a batch, at most

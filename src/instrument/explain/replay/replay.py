@@ -67,11 +67,13 @@ class SavedWork(NamedTuple):
 
     Attributes:
         part: the part, at most 1; below 0, the work takes longer.
-        times: for each thread, the times that count; None for all but those in which the loop waits for a batch.
+        times: for each thread, the times that count; None for all.
+        but: where all count, the times that do not; None for those in which the loop waits for a batch.
     """
 
     part: float
     times: Mapping[int, Intervals] | None = None
+    but: Mapping[int, Intervals] | None = None
 
 
 @dataclass(frozen=True)
@@ -133,17 +135,9 @@ def _both(one: Array | None, other: Array | None, joined: Callable[[Array, Array
     return other if one is None else one if other is None else joined(one, other)
 
 
-def without_events(*tables: Table, part: float = 1.0) -> Change:
-    """Return the change in which the CPU spends no time in these events; those of unknown threads do not count.
-
-    Args:
-        tables: the events.
-        part: the part of each that is saved.
-    """
-    times = times_by_thread(*tables).items()
-    return Change(
-        {thread: (starts, starts + ((ends - starts) * part).astype(np.int64)) for thread, (starts, ends) in times}
-    )
+def without_events(*tables: Table) -> Change:
+    """Return the change in which the CPU spends no time in these events; those of unknown threads do not count."""
+    return Change(times_by_thread(*tables))
 
 
 def replay_changed(graph: Graph, change: Change) -> Replay:
@@ -203,7 +197,8 @@ def _save_work(graph: Graph, saved: SavedWork, removed: Mapping[int, Intervals],
     gone = graph.inside_ns(edges, works, removed)
     left = edges.until_ns[works] - edges.since_ns[works] - gone
     if saved.times is None:
-        inside = left + gone - graph.inside_ns(edges, works, _united(removed, graph.batches))
+        but = graph.batches if saved.but is None else saved.but
+        inside = left + gone - graph.inside_ns(edges, works, _united(removed, but))
     else:
         times = _with_threads_in_its_place(graph, saved.times)
         inside = graph.inside_ns(edges, works, _united(removed, times)) - gone

@@ -21,11 +21,10 @@ from ...read.tables.nest import inside_rows
 from ...read.tables.notes import to_record
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
-from ..metrics.idle import input_ranges
+from ..metrics.idle import MULTIPLE, SINGLE, loading_by
 from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .graph import Graph, times_by_thread
-from .loader import MULTIPLE
 from .replay import Change, Replayer, SavedWork, mean_ns, without_events
 
 Words = str | Collection[str]
@@ -52,11 +51,17 @@ class Request:
 
     @staticmethod
     def from_words(text: str) -> Request:
-        """Return the request of a command line, such as "--fuse optimizer --launch 0.1x"."""
+        """Return the request of a command line, such as "--fuse optimizer --launch 0.1x".
+
+        Raises:
+            ValueError: it has another option, or one without a value.
+        """
         given: dict[str, Any] = {}
         words = iter(shlex.split(text))
         for option, value in zip(words, words, strict=True):
             name = option.removeprefix("--")
+            if name not in Request.__dataclass_fields__:
+                raise ValueError(f'"change" must hold options of instrument whatif: {text!r:.200}')
             given[name] = value if name in ("launch", "workers") else [*given.get(name, ()), value]
         return Request(**given)
 
@@ -109,7 +114,8 @@ class Request:
             for name in fixes:
                 yield f"with {name} fixed", fixed(name)
         if launch is not None:
-            yield f"with {launch:g} times the work of the CPU", Change(work_saved=(SavedWork(1 - launch),))
+            cheaper = SavedWork(1 - launch, but=graph.not_launching)
+            yield f"with {100 * launch:g} % of the CPU's work", Change(work_saved=(cheaper,))
 
 
 def joined(changes: Iterable[Change]) -> Change:
@@ -306,10 +312,11 @@ def _with_workers(replayer: Replayer, number: int, times: bool) -> tuple[str, Ch
     graph = replayer.graph
     if not graph.batches:
         raise ValueError("the trace has no ranges of a DataLoader")
-    several = any(table.matching("name", MULTIPLE).any() for table in input_ranges(graph.trace))
-    if several != times:
-        wanted = "say how many times as many, such as 2x" if several else "say how many, such as 4"
-        raise ValueError(f'"workers": the DataLoader has {"" if several else "no "}workers: {wanted}')
+    loads = loading_by(graph.trace)
+    if loads is (SINGLE if times else MULTIPLE):
+        has, wanted = ("no workers", "number such as 4") if times else ("workers", "factor such as 2x")
+        given = f"{number}x" if times else str(number)
+        raise ValueError(f'"workers" must be a {wanted}, as the DataLoader has {has}: {given!r}')
     if times:
         loading_ns = replayer.loader.step_ns if replayer.loader else mean_ns(replayer.recorded_ns)
         return f"with {number} times as many workers", Change(graph.batches, least_ns=round(loading_ns / number))
@@ -362,6 +369,8 @@ def fused_optimizer(graph: Graph) -> Change:
         own = rows[table.where(rows).matching("name", name)]
         part[launched_inside(table, own, gpu[link])] = left
     single = np.flatnonzero(launched_inside(table, rows, gpu[link]) & ~is_fused(gpu))
+    if not len(single):
+        raise ValueError('"fuse": no kernel of the optimizer updates a single parameter, so it is fused already')
     left_so_far = np.floor(np.cumsum(part[single]))
     saved = np.zeros(len(gpu))
     saved[single[np.diff(left_so_far, prepend=0) < 1]] = 1.0

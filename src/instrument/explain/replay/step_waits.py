@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -72,6 +73,9 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
         after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
     rows, parts = _on_path(replayer, replayed, step_ns)
     work, regions = ({}, {}) if after else _work(replayer, rows, parts["overhead"])
+    if after.least_ns >= step_ns:  # the workers of a DataLoader determine the step
+        won = step_ns - replayer.step_ns(replace(after, least_ns=0))
+        return StepWaits(dict.fromkeys(CLASSES, 0) | {"input": step_ns}, {"input": won}, {}, {})
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
         name: step_ns - replayer.step_ns(after | change) if parts[name] else 0  # off the path, nothing is won

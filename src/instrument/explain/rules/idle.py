@@ -56,16 +56,16 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     has_gpu_times = not facts.unknown_gpu
     longest = tables[0]
     row = int(np.argmax(longest.duration_ns))
-    name = longest.strings[longest.name[row]]
-    single = "SingleProcess" in name
-    workers = "MultiProcess" in name
+    loads = idle.loading_by(facts.trace)
+    single, workers = loads is idle.SINGLE, loads is idle.MULTIPLE
     part = _part_to_win(facts, waited) if single else 1.0
     all_ns = waited
     if has_gpu_times:
         started_ns = covered_ns(idle.times_of(starts), facts.idle.start_ns, facts.idle.end_ns).sum()
         all_ns = facts.per_step(max(facts.idle.total("input") - int(started_ns), 0))
     if single or not starts:
-        words = f"--workers {_workers(facts, waited)}" if single else "--without dataloader"
+        more = f"--workers {_workers(facts, waited)}" if single else "--workers 2x"
+        words = more if single or (workers and not _lacks_cores(facts)) else "--without dataloader"
         win = facts.win_by(words, round(all_ns * part))
     else:
         win = Win(all_ns, lambda: without_events(*tables))
@@ -86,6 +86,12 @@ def _cores(facts: TraceFacts) -> int | None:
     return int(recorded) if recorded.isdecimal() else None
 
 
+def _lacks_cores(facts: TraceFacts) -> bool:
+    """Return whether the machine has no core for another worker."""
+    cores = _cores(facts)
+    return cores is not None and cores <= _FEW_CORES
+
+
 def _workers(facts: TraceFacts, waited: int) -> int:
     """Return how many workers to suggest: the loop needs a core of its own, unless it waits most of the time."""
     cores = _cores(facts)
@@ -104,7 +110,7 @@ def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix
     """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
     cores = _cores(facts)
     text = f"{why}: load" if why else "Load"
-    if cores is not None and cores <= _FEW_CORES and not single:
+    if cores is not None and _lacks_cores(facts) and not single:
         cheaper = f"{why}: make a batch" if why else "Make a batch"
         return Fix(
             f"{cheaper} cheaper, such as by preparing the data once and storing the result: the "

@@ -23,7 +23,6 @@ from .trace_facts import MissingEvidenceError, TraceFacts, Win, require
 _LONG = 2  # times a usual step: such a wait for a batch is long
 _FAR = 10  # times the median wait in other steps: a batch that comes so late does not come from slow workers
 _MIN_STARTS = 2
-_WORKERS = re.compile("MultiProcess")
 
 
 def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
@@ -47,7 +46,7 @@ def without_worker_starts(facts: TraceFacts) -> tuple[list[Table], list[Table]]:
         begins = np.append(calls > np.median(calls), False)[step]  # no range outside of the steps
         waits_ns = took_ns[~begins] if not begins.all() else took_ns
         long = took_ns >= max(_LONG * usual_ns, _FAR * float(np.median(waits_ns)))
-        late = begins & long & ranges.matching("name", _WORKERS)
+        late = begins & long & ranges.matching("name", idle.MULTIPLE)
         known = np.isin(facts.trace.steps.number[step[late]], recurring).any()
         if np.count_nonzero(late) < (1 if known else _MIN_STARTS):
             usual.append(ranges)
@@ -126,8 +125,9 @@ def recurring_slow_steps(facts: TraceFacts, *, share: float = 0.05) -> Iterator[
         cause, fix = _cause(facts, rows)
         lost = percentage(lost_ns / lengths.loop_ns)
         none = "" if len(rows) else "; none of them is in this window"
+        which = f"{each}," if each.every and each.begin_epochs else str(each)
         yield facts.finding(
-            f"{str(each).capitalize()} takes {duration(each.each_ns)} instead of "
+            f"{which.capitalize()} takes {duration(each.each_ns)} instead of "
             f"{duration(lengths.usual_ns)}{cause}: {lost} of the time of the loop{none}",
             Evidence("every", each.every or None, "steps", "Steps from one to the next, if always as many."),
             Evidence("steps", ", ".join(map(str, each.steps[-5:])), "", "The last of these steps."),

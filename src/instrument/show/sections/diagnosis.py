@@ -115,18 +115,20 @@ _CAUSES = {cause.replace("_", " "): f"The GPU idles while {text}." for cause, te
 
 
 def plan_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
-    """Return what to change first; None without a plan."""
+    """Return what to change first, and what that hides; None if there is neither."""
     plan = diagnosis.plan() if diagnosis.facts else None
-    if plan is None or not plan.rows:
+    if plan is None or not (plan.rows or diagnosis.hidden):
         return None
-    hidden = [f"{hidden_title(diagnosis)}: {'; '.join(hidden_texts(diagnosis))}."] if diagnosis.hidden else []
+    notes = [str(plan.end), plan_note(diagnosis)] if plan.rows else [str(plan)]
+    if diagnosis.hidden:
+        notes.append(f"{hidden_title(diagnosis)}: {'; '.join(hidden_texts(diagnosis))}.")
     return {
         "id": "plan",
         "type": "plan",
         "title": "Plan",
         "recorded_ns": plan.recorded_ns,
         "rows": [row._asdict() for row in plan.rows],
-        "notes": [shown_lines(text) for text in (str(plan.end), plan_note(diagnosis), *hidden)],
+        "notes": [shown_lines(text) for text in notes],
     }
 
 
