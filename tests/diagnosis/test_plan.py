@@ -194,7 +194,7 @@ def test_what_is_hidden() -> None:
     assert (hidden.rule, hidden.change) == ("fp32-matmuls", "--fix fp32-matmuls")
     assert hidden.hidden_ns is not None and hidden.win_ns is not None
     assert hidden.hidden_ns > 50 * MS > hidden.win_ns
-    assert "Hidden behind overhead, with nothing to win until that is fixed:" in str(before)
+    assert "Hidden behind overhead, with little to win until that is fixed:" in str(before)
     change = instrument.compare(before, after)
     assert [each.rule for each in change.became_visible] == ["fp32-matmuls"]
     assert "fp32-matmuls" not in {each.rule for each in change.new}

@@ -85,7 +85,8 @@ def diagnose(
         compile_log: the structured log of torch.compile, a file or the folder that ``TORCH_TRACE`` named; by
             default the logs beside the trace, and those that the windows of a run wrote (``compile_log=True``).
         what_if: whether the steps are replayed without the cause of each finding that may be worth more than 1 %
-            of a step; findings are then ordered by the time that the replay wins.
+            of a step; findings are then ordered by the time that the replay wins. The verdict and the plan rest on
+            replays in any case.
         timing: how long steps take outside the window, by default as the manifest says.
 
     Raises:

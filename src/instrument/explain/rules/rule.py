@@ -159,7 +159,8 @@ class Applied(NamedTuple):
 
     Attributes:
         findings: the findings by time to win; an unknown time counts as the least of the severity.
-        hidden: those that win nothing because something else takes longer, by the time that they hide.
+        hidden: those that win less than their rule asks for because something else takes longer, by the time that
+            they may win later.
         abstained: the rules that abstained, each with the reason.
         failed: those that failed; what a rule found before it failed counts.
     """

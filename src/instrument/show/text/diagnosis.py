@@ -61,7 +61,7 @@ def plan_note(diagnosis: Diagnosis) -> str:
     """Return how exact the replays of a plan are, and how to try it."""
     error = f"{100 * (diagnosis.plan().self_error or 0):.1f} %"
     command = f"instrument whatif {shlex.quote(diagnosis.path)} {diagnosis.plan().words}"
-    return f"Without a change, the replay is {error} off. All of it: {command}"
+    return f"The replay of the unchanged steps is {error} off. All changes together: {command}"
 
 
 def hidden_texts(diagnosis: Diagnosis) -> list[str]:
@@ -74,7 +74,7 @@ def hidden_texts(diagnosis: Diagnosis) -> list[str]:
 
 def hidden_title(diagnosis: Diagnosis) -> str:
     """Return what hides these findings, in words."""
-    return f"Hidden behind {diagnosis.bound or 'what else takes longer'}, with nothing to win until that is fixed"
+    return f"Hidden behind {diagnosis.bound or 'what takes longer'}, with little to win until that is fixed"
 
 
 def to_markdown(diagnosis: Diagnosis) -> str:
