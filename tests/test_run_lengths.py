@@ -155,6 +155,15 @@ def test_a_series_that_ended_recurs_no_more() -> None:
     assert [] == lengths_of(series + [25 * MS] * 25).recurrences()
 
 
+@pytest.mark.parametrize("extra", [(50,), (13, 50, 71, 80), (5, 13, 23, 31, 40, 50, 63, 71, 80)])
+def test_a_series_among_other_slow_steps(extra: tuple[int, ...]) -> None:
+    """Stalls of like length beside a series do not hide it."""
+    steps = [110 * MS if step in extra else 100 * MS if step and step % 6 == 0 else 10 * MS for step in range(120)]
+    ((every, series, _, _),) = lengths_of(steps).recurrences()
+    assert (6, tuple(range(6, 120, 6))) == (every, series)
+    assert len(extra) < 9 or "9 other slow steps" in next(lengths_of(steps).sentences())
+
+
 def test_slow_steps_whose_numbers_are_forgotten() -> None:
     """Only the last slow steps have a number, but all count."""
     (said, _) = lengths_of([110 * MS if step % 10 == 9 else 10 * MS for step in range(1, 3_000)]).sentences()

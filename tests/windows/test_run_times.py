@@ -17,6 +17,7 @@ from instrument.base.config import settings
 from instrument.base.run_folder import RUNS, entries_of
 from instrument.base.run_lengths import BLOCK, RunLengths
 from instrument.record.windows import run_times, schedule_follower
+from instrument.record.windows.outcomes import Outcomes
 from instrument.record.windows.run_times import RunTimes
 
 from .training import Recorder, manifest
@@ -147,6 +148,26 @@ def test_time_outside_of_steps(out: Path, clock: Clock) -> None:
     assert (22 + 1, 0) == (lengths.steps, lengths.slow_steps)
     assert (3_000, 10_000, 3_000) == (lengths.between_ns, lengths.phases_ns, lengths.end_ns)
     assert {100} == {lengths.usual_ns, lengths.start_ns}
+
+
+def test_what_the_library_does_between_loops(out: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The summary after a loop is the library's own time, not the program's between two loops."""
+    original = Outcomes.report
+
+    def report(outcomes: Outcomes) -> None:
+        clock.now += 2_000
+        original(outcomes)
+
+    monkeypatch.setattr(Outcomes, "report", report)
+    for _ in range(2):
+        loop = instrument.steps(range(12), out, at="2", exporter=Recorder())
+        for _ in loop:
+            clock.now += 100
+        clock.now += 300
+    loop.profile.stop()
+    lengths = lengths_of_run(out)
+    assert 300 == lengths.between_ns
+    assert lengths.recording_ns >= 4_000
 
 
 def test_work_of_the_library_is_part_of_no_step(out: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

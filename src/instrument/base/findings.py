@@ -124,8 +124,8 @@ class Finding:
         where: the place.
         evidence: the numbers that it rests on, with their definitions.
         win_ns: the most time per step that removing it can win; None if that is unknown.
-        replayed_ns: the time per step that a replay of the steps without it wins, at most ``win_ns``; 0 if it is
-            not on the critical path. None if it was not replayed.
+        replayed_ns: the time per step that a replay of the steps without it wins; 0 if something else takes as
+            long. None if it was not replayed.
         fix: what to do instead; None if there is nothing to suggest.
         confidence: how sure the rule is of the cause: "high", "medium" or "low".
         coverage: the share, from 0 to 1, of the GPU time or of the calls for which the trace has what the rule

@@ -34,6 +34,8 @@ _FAMILIES = 4  # that are looked at, those of the longest steps first
 _MIN_PERIOD, _MIN_EPOCHS = 2, 2
 _UNEVEN_PERIOD, _UNEVEN_MEMBERS = 8, 6  # from which distances may differ by one: chance rarely does that
 _NAMED = 6
+_BESIDE = 8  # slow steps that may lie between two of a series
+_CHANCE = 0.001
 
 
 class Recurrence(NamedTuple):
@@ -173,12 +175,35 @@ class RunLengths:
             if not period_of(numbers) and period_of(numbers[1:]):  # the first one is of the start
                 family.remove(min(family))
                 numbers = numbers[1:]
+            if not period_of(numbers) and (series := self._series_in(numbers)):
+                family = [pair for pair in family if pair[0] in series]
+                numbers = series
             every, begin_epochs = period_of(numbers), self._begin_epochs(numbers)
             ended = every and self.steps - numbers[-1] > 2 * every
             if (every or begin_epochs) and not ended:
                 mean_ns = sum(ns for _, ns in family) // len(family)
                 found.append(Recurrence(every, tuple(numbers), mean_ns, begin_epochs))
         return found
+
+    def _series_in(self, numbers: Sequence[int]) -> list[int]:
+        """Return the longest series at equal distances among other slow steps; empty if it may be chance.
+
+        Of n slow steps in N, some k are at equal distances by chance about N ** 2 (n / N) ** k times.
+        """
+        known, longest = set(numbers), list[int]()
+        for every in {
+            later - first
+            for ahead in range(1, _BESIDE)
+            for first, later in zip(numbers, numbers[ahead:], strict=False)
+        }:
+            for first in numbers:
+                if first - every not in known:
+                    series = [first]
+                    while series[-1] + every in known:
+                        series.append(series[-1] + every)
+                    longest = max(longest, series, key=len)
+        steps = self.slow[-1][0] - self.slow[0][0] + 1 if self.slow else 1
+        return longest if steps**2 * (len(self.slow) / steps) ** len(longest) < _CHANCE else []
 
     def _begin_epochs(self, numbers: Sequence[int]) -> bool:
         """Return whether most of these slow steps are the first of an epoch, and most epochs begin with one."""
@@ -200,9 +225,9 @@ class RunLengths:
         recording = f", beside {duration(self.recording_ns)} of recording" * worth
         said = f"{self.steps:,} steps in {duration(self.loop_ns)}{start}{recording}:"
         if self.are_typical:
-            yield f"{said} {self._share(self.typical_ns)} in typical steps of {duration(self.usual_ns)}"
+            yield f"{said} {self._share(self.typical_ns)} in typical steps of {self._mean}"
             return
-        most = f"{self._share(self.typical_ns)} in {self.typical_steps:,} steps of about {duration(self.usual_ns)}"
+        most = f"{self._share(self.typical_ns)} in {self.typical_steps:,} steps of about {self._mean}"
         yield f"{said} {'; '.join([most, *self._slow_parts(self.recurrences()), *self._outside_parts()])}"
         if self.slow_ns >= _MIN_SHARE * self.loop_ns and not self.recorded:
             yield f"No window shows a slow step; record one with {self.how_to_record(hint)}"
@@ -234,6 +259,11 @@ class RunLengths:
         for part, where in _OUTSIDE.items():
             if getattr(self, part) >= _MIN_SHARE * self.loop_ns:
                 yield f"{self._share(getattr(self, part))} {where}"
+
+    @property
+    def _mean(self) -> str:
+        """The mean length of a typical step in words, recorded or not, so that it explains their share."""
+        return duration(self.typical_ns // max(self.typical_steps, 1))
 
     def _share(self, ns: int) -> str:
         return f"{100 * ns / self.loop_ns:.0f} %"

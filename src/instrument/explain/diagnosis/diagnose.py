@@ -116,9 +116,14 @@ def diagnose(
         replaced=tuple(each.name for each in rules if _LIBRARY.get(each.name, each) is not each),
         tuned={name: dict(values) for name, values in thresholds.items()},
         source=read.source,
+        view=(*_option("--steps-from", steps_from), *_option("--collectives", collectives)),
         phases=_phases(read.facts.trace.path) if read.source else (),
         left_out={str(path): reason for path, reason in read.left_out.items()},
     )
+
+
+def _option(name: str, given: object) -> tuple[str, ...]:
+    return (name, given) if isinstance(given, str) and given != "auto" else ()
 
 
 class ReadFacts(NamedTuple):

@@ -82,6 +82,7 @@ class Diagnosis(Page):
         tuned: the thresholds that were changed, by rule.
         left_out: the files of a folder that were not read, each with what it holds.
         source: the file and the rank, if they were chosen from several; empty for a trace that was named.
+        view: the options of the command that chose the steps and what communicates.
         phases: the phases that the run recorded beside the steps, such as evaluations, if the file was chosen.
         job: the ranks of the job; None if only this trace is known.
         steps_from: the name of the regions whose calls are the steps, with "*" for numbers; empty if the profiler
@@ -118,6 +119,7 @@ class Diagnosis(Page):
     tuned: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
+    view: tuple[str, ...] = ()
     phases: tuple[Phase, ...] = ()
     job: Job | None = field(default=None, compare=False)
     steps_from: str = ""
@@ -232,7 +234,7 @@ class Diagnosis(Page):
         if found.replayed_ns is None:
             return most
         if found.replayed_ns < _OFF_PATH * found.win_ns:
-            return f"nothing in a replay, as it is off the critical path; {most}"
+            return f"nothing in a replay, as something else takes as long; {most}"
         share = 100 * found.replayed_ns / self.step_ns
         return f"{duration(found.replayed_ns)} ({share:.1f} %) in a replay, {most}"
 
@@ -385,7 +387,7 @@ DEFINITIONS = {
     "regions.cpu_ns": "Time on the CPU, during the steps, of the calls inside no other region, in ns per step.",
     "regions.gpu_ns": "Sum of the durations of the GPU work that they launched, in ns per step.",
     "findings.win_ns": "The most time in ns per step that removing the cause can win.",
-    "findings.replayed_ns": "The time in ns per step that a replay without the cause wins, at most win_ns.",
+    "findings.replayed_ns": "The time in ns per step that a replay without the cause wins.",
     "findings.win_share": "win_ns / step_ns.",
     "findings.win_bytes": "The most bytes of GPU memory that removing the cause can free at the peak.",
     "findings.start_ns": "When it shows, in ns from the start of the window; null if it has no single time.",

@@ -122,10 +122,11 @@ def critical_path(replayer: Replayer, change: Change | None = None) -> CriticalP
     segments = _without_overlaps(_segments(graph, replayed, replayer.classes, chain))
     segments = _without_beginning(segments, sum(part.duration_ns for part in segments) - total)
     slack = _slack(graph, replayed, end)
-    workers_ns = change.least_ns * len(replayer.recorded_ns) - total if change else 0
-    if workers_ns > 0:  # the loop waits for the workers of its DataLoader
-        segments.append(Segment("input", "", (), graph.start_ns + end, workers_ns, -1, -1))
-        total += workers_ns
+    if change:
+        steps = len(replayer.recorded_ns)
+        waited_ns = steps * replayer.waits_for_workers_ns(change, replayer.step_ns(change), total / steps)
+        segments += [Segment("input", "", (), graph.start_ns + end, waited_ns, -1, -1)] * bool(waited_ns)
+        total += waited_ns
     return CriticalPath(tuple(segments), total, slack, tuple(_off_path(graph, slack)))
 
 

@@ -346,6 +346,18 @@ class Replayer:
         """The workers of the DataLoader, if they do not keep up."""
         return slow_loader(self.graph)
 
+    def waits_for_workers_ns(self, change: Change, step_ns: int, path_ns: float) -> int:
+        """Return how long a step of ``step_ns`` waits for the workers of a DataLoader beside what is replayed.
+
+        Args:
+            change: the change.
+            step_ns: the length of a step with it.
+            path_ns: that of its critical path in the replay, where waits for workers are as recorded.
+        """
+        slow = self.loader is not None and not self.loader.is_in(change.cpu)
+        least_ns = max(change.least_ns, self.loader.step_ns if self.loader and slow else 0)
+        return round(step_ns - path_ns) if path_ns < least_ns <= step_ns else 0
+
     def step_ns(self, change: Change) -> int:
         """Return the length of a step with a change in ns: the mean of the steps.
 

@@ -71,29 +71,30 @@ def step_waits(replayer: Replayer, after: Change | None = None) -> StepWaits:
         replayed, step_ns = replay_changed(replayer.graph, after), replayer.step_ns(after)
     else:
         after, replayed, step_ns = Change(), replayer.unchanged, mean_ns(replayer.recorded_ns)
-    rows, parts = _on_path(replayer, replayed, step_ns)
+    rows, parts = _on_path(replayer, after, replayed, step_ns)
     work, regions = ({}, {}) if after else _work(replayer, rows, parts["overhead"])
-    if after.least_ns >= step_ns:  # the workers of a DataLoader determine the step
-        won = step_ns - replayer.step_ns(replace(after, least_ns=0))
-        return StepWaits(dict.fromkeys(CLASSES, 0) | {"input": step_ns}, {"input": won}, {}, {})
     changes = {name: change for name, change in removals(replayer).items() if change}
     wins = {
         name: step_ns - replayer.step_ns(after | change) if parts[name] else 0  # off the path, nothing is won
         for name, change in changes.items()
     }
+    if "input" in wins:
+        wins["input"] = step_ns - replayer.step_ns(replace(after | changes["input"], least_ns=0))
     by_win = dict(sorted(wins.items(), key=lambda item: -item[1]))
     return StepWaits(parts, by_win, work, regions)
 
 
 def parts_after(replayer: Replayer, change: Change) -> dict[str, int]:
     """Return the time of each of `CLASSES` on the critical path after a change, per step in ns."""
-    return _on_path(replayer, replay_changed(replayer.graph, change), replayer.step_ns(change))[1]
+    return _on_path(replayer, change, replay_changed(replayer.graph, change), replayer.step_ns(change))[1]
 
 
-def _on_path(replayer: Replayer, replayed: Replay, step_ns: int) -> tuple[Array, dict[str, int]]:
+def _on_path(replayer: Replayer, change: Change, replayed: Replay, step_ns: int) -> tuple[Array, dict[str, int]]:
     """Return the edges of the critical path of a replay, and the time of each class on it per step."""
     chain, total, _ = longest_chain(replayer.graph, replayed)
-    return chain, _parts(replayer, replayed, chain, total, step_ns)
+    waited_ns = replayer.waits_for_workers_ns(change, step_ns, total / len(replayer.recorded_ns))
+    parts = _parts(replayer, replayed, chain, total, step_ns - waited_ns)
+    return chain, parts | {"input": parts["input"] + waited_ns}
 
 
 def removals(replayer: Replayer) -> dict[str, Change]:

@@ -319,6 +319,8 @@ def _finished(facts: TraceFacts, by: Rule, finding: Finding, win: Win | None, *,
         replayed_ns = facts.replayed_ns(win) if worth else finding.replayed_ns
         hidden_ns = win.hidden_ns if win.hidden_ns > win else None
         words = win.words or f"--fix {by.name}"
+        if replayed_ns is not None and replayed_ns > win:  # the time that the GPU idles does not show all
+            finding = facts.with_win(finding, replayed_ns)
         finding = replace(finding, replayed_ns=replayed_ns, change=words, hidden_ns=hidden_ns)
         if exceeds and worth and replayed_ns is None and waits is not None and by.of is not None:
             finding = facts.with_win(finding, waits.parts[by.of])  # as of what no replay shows

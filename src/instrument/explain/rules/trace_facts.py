@@ -599,7 +599,7 @@ class TraceFacts:
         return next(each for each, share in LEAST_SHARES.items() if self.share(win_ns) >= share)
 
     def with_win(self, finding: Finding, win_ns: int) -> Finding:
-        """Return a finding of `finding` that can win less."""
+        """Return a finding of `finding` that can win another time, with its severity."""
         made, win, place = self._made.get(id(finding), (finding, None, None))
         severity = finding.severity
         if severity == self._severity(made.win_ns or 0):
@@ -641,11 +641,10 @@ class TraceFacts:
         return None if self.unknown_gpu or self.replayer.abstained else step_waits(self.replayer)
 
     def replayed_ns(self, win: Win) -> int | None:
-        """Return how much shorter a step is in a replay, at most the win; None if nothing can be predicted."""
+        """Return how much shorter a step is in a replay; None if nothing can be predicted."""
         if self.replayer.abstained or not (change := win.change()):
             return None
-        saved = mean_ns(self.replayer.recorded_ns) - self.replayer.step_ns(change)
-        return min(max(saved, 0), int(win))
+        return max(mean_ns(self.replayer.recorded_ns) - self.replayer.step_ns(change), 0)
 
     def located(self, findings: Sequence[Finding]) -> list[Finding]:
         """Return the findings with the times, regions, modules and lines that are known at their places."""

@@ -341,7 +341,7 @@ def _time_by_row(gpu: Table, link: str, rows: int) -> Array:
 def _in_step_time(rows: Table, trace: Trace) -> Table:
     """Return ``rows`` on a clock that runs in `times_of_steps` only: time after the last step does not count."""
     during = times_of_steps(trace)
-    begin = np.full_like(rows.start_ns, during[0][0])
+    begin = np.full_like(rows.start_ns, during[0].min(initial=0))
     times = {
         "start_ns": covered_ns(during, begin, rows.start_ns),
         "duration_ns": covered_ns(during, rows.start_ns, rows.end_ns),

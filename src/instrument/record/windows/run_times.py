@@ -75,6 +75,13 @@ class RunTimes:
             self._idle_since_ns = self._ends.pop() if self._ends else perf_counter_ns()
             self._running = False
 
+    def leave_out_since_pause(self) -> None:
+        """Leave out the time since the loop paused, in which the library worked."""
+        now = perf_counter_ns()
+        if self._idle_since_ns and not self._running:
+            self._outside["recording_ns"] += now - self._idle_since_ns
+            self._idle_since_ns = now
+
     def begin_epoch(self, step: int) -> None:
         """Note that ``step`` is the first of an epoch; may be called again."""
         if step not in self._epochs:

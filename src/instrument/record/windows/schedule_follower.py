@@ -398,6 +398,7 @@ class ScheduleFollower(WindowRecorder):
                 self._outcomes.report()
                 if self._schedule.is_last(self._last_finished_index):
                     self._sender.finish()
+        self._run_times.leave_out_since_pause()
 
     def _break_window(self, recording: Recording, *, begun: bool, cut: bool) -> None:
         """Close a window before its end; a later step continues it, or begins it if no step of it has run."""

@@ -27,7 +27,7 @@ from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
 from ...read.tables.table import MEMCPY, Array, Table
 from ..page.document import document, table_section
-from ..text.diagnosis import bars, evidence_texts, hidden_texts, hidden_title, plan_note, value_of
+from ..text.diagnosis import bars, evidence_texts, hidden_texts, hidden_title, plan_command, plan_note, value_of
 from .memory import sections_of
 
 _CLASSES = {
@@ -119,7 +119,7 @@ def plan_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
     plan = diagnosis.plan() if diagnosis.facts else None
     if plan is None or not (plan.rows or diagnosis.hidden):
         return None
-    notes = [str(plan.end), plan_note(diagnosis)] if plan.rows else [str(plan)]
+    notes = [str(plan.end), f"{plan_note(diagnosis)} {plan_command(diagnosis)}"] if plan.rows else [str(plan)]
     if diagnosis.hidden:
         notes.append(f"{hidden_title(diagnosis)}: {'; '.join(hidden_texts(diagnosis))}.")
     return {

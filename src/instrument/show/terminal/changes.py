@@ -70,21 +70,23 @@ def what_if_report(guess: WhatIf) -> Iterator[Block]:
     if guess.self_error is not None and guess.max_error is not None:
         error = f"{100 * guess.self_error:.2f} % (median of {counted(guess.steps, 'step')})"
         yield f"Error of the replay without a change: {error}, at most {100 * guess.max_error:.2f} %."
-    if guess.critical_path:
-        yield from _path(guess.critical_path, guess.steps)
+    if guess.critical_path and guess.step_ns is not None:
+        what = "a step (mean)" if guess.has_steps else "the recording"
+        yield from _path(guess.critical_path, guess.steps, guess.step_ns, what)
 
 
-def _path(path: CriticalPath, steps: int) -> Iterator[Block]:
-    """Yield the critical path by class and region, and the work off it with its slack."""
+def _path(path: CriticalPath, steps: int, step_ns: int, what: str) -> Iterator[Block]:
+    """Yield the critical path by class and region as parts of a step, and the work off it with its slack."""
     regions = [
         (f"{kind}: {' > '.join(region) or 'outside regions'}", ns)
         for (region, kind), ns in list(path.by_region().items())[:_MAX_ROWS]
     ]
     for title, parts in (
-        ("critical path of a step (mean)", path.by_class().items()),
+        (f"critical path of {what}", path.by_class().items()),
         ("its longest parts by region", regions),
     ):
-        rows = [[name, duration(ns / steps), f"{100 * ns / max(path.total_ns, 1):.1f} %"] for name, ns in parts]
+        shares = [(name, ns / max(path.total_ns, 1)) for name, ns in parts]
+        rows = [[name, duration(share * step_ns), f"{100 * share:.1f} %"] for name, share in shares]
         yield line()
         yield Table([title, "time", "share"], rows)
     off = [

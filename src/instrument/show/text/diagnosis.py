@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from ...base.findings import Evidence, Finding
-from ...base.printable import printable
+from ...base.printable import printable, shell_line
 from ...base.units import count, counted, duration
 from ...explain.diagnosis.diagnosis import Diagnosis
 from ...explain.replay.step_waits import WORK
@@ -58,10 +58,15 @@ _PLAN = "Plan: what each change wins after those before it"
 
 
 def plan_note(diagnosis: Diagnosis) -> str:
-    """Return how exact the replays of a plan are, and how to try it."""
+    """Return how exact the replays of a plan are."""
     error = f"{100 * (diagnosis.plan().self_error or 0):.1f} %"
-    command = f"instrument whatif {shlex.quote(diagnosis.path)} {diagnosis.plan().words}"
-    return f"The replay of the unchanged steps is {error} off. All changes together: {command}"
+    return f"The replay of the unchanged steps is {error} off. All changes together:"
+
+
+def plan_command(diagnosis: Diagnosis) -> str:
+    """Return the command that replays all changes of a plan together, to be copied."""
+    path = f"./{diagnosis.path}" if diagnosis.path.startswith("-") else diagnosis.path
+    return shell_line(["instrument", "whatif", path, *diagnosis.view, *shlex.split(diagnosis.plan().words)])
 
 
 def hidden_texts(diagnosis: Diagnosis) -> list[str]:
@@ -106,7 +111,7 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{_PLAN}:"
         yield "\n".join(map(_escaped, diagnosis.plan().lines()))
         yield _escaped(str(diagnosis.plan().end))
-        yield _escaped(plan_note(diagnosis))
+        yield f"{_escaped(plan_note(diagnosis))}\n\n    {plan_command(diagnosis)}"
     if diagnosis.regions:
         columns = 2 + diagnosis.has_gpu
         regions = [
@@ -205,6 +210,7 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
             yield from wrapped(text, width, indent="   ", hanging="      ")
         yield from wrapped(str(diagnosis.plan().end), width, indent="   ", hanging="   ")
         yield from wrapped(plan_note(diagnosis), width, "dim")
+        yield line(f"   {plan_command(diagnosis)}")
         yield line()
     yield from _regions(diagnosis, width)
     if shown := diagnosis.longest_gaps:
