@@ -292,7 +292,7 @@ def test_other_bounds() -> None:
         return " ".join(describe_loop(lengths))
 
     assert text_of(loop_totals(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6)) == (
-        "The CPU bounds the loop: a step took 12.5 ms on the CPU, and the GPU waited for launches 25.0 % of the "
+        "The CPU bounds the loop: a step took 12.5 ms on the CPU, and the GPU idled 25.0 % of the "
         "time after the first step."
     )
     synchronized = replace(
@@ -302,12 +302,12 @@ def test_other_bounds() -> None:
     )
     assert text_of(synchronized) == (
         "The loop synchronizes, so that CPU and GPU take turns: a step took 13.0 ms of wall time between "
-        "synchronizations; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time after "
+        "synchronizations; the GPU idled 25.0 %, the CPU for the GPU 48.0 % of their time after "
         "the first step."
     )
     assert text_of(loop_totals(gpu_ns=24, cpu_ns=25, gpu_waits_ns=6, cpu_waits_ns=12, queue_waits_ns=10)) == (
         "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times: on the GPU "
-        "a step ended every 12.0 ms; the GPU waited for launches 25.0 %, the CPU for the GPU 48.0 % of their time "
+        "a step ended every 12.0 ms; the GPU idled 25.0 %, the CPU for the GPU 48.0 % of their time "
         "after the first step."
     )
     assert text_of(loop_totals(gpu_ns=14, cpu_ns=14, cpu_waits_ns=7)) == (

@@ -253,7 +253,7 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         )
     elif lengths.bound == "cpu":
         yield (
-            f"The CPU bounds the loop: {_describe_step(lengths)}, and the GPU waited for launches "
+            f"The CPU bounds the loop: {_describe_step(lengths)}, and the GPU idled "
             f"{idle} % {_WINDOW.format('the')}."
         )
     elif lengths.bound == "both":
@@ -261,7 +261,7 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         if not lengths.synchronizes:
             turns = "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times"
         yield (
-            f"{turns}: {_describe_step(lengths)}; the GPU waited for launches {idle} %, "
+            f"{turns}: {_describe_step(lengths)}; the GPU idled {idle} %, "
             f"the CPU for the GPU {waits} % {_WINDOW.format('their')}."
         )
     else:
