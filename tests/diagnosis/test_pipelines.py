@@ -103,7 +103,7 @@ def test_a_slow_stage(tmp_path: Path) -> None:
     # 1.2 s of work for each stage and 2.4 s for one, divided evenly: 1.5 s, at 7 steps of which 4 are work
     assert found.win_ns == pytest.approx(3.15e9 - 1.5e9 * 7 / 4, rel=0.2)
     shown = CliRunner().invoke(app, ["summarize", str(folder)])
-    assert "Rank 2 computes longest" in " ".join(shown.output.split())
+    assert "rank 2 computes longest" in " ".join(shown.output.split())
     assert all(cause.replace("_", "-") in shown.output for cause in CAUSES)
 
 
@@ -117,6 +117,22 @@ def test_two_stages_on_gpus(tmp_path: Path) -> None:
     # the first step lasts to the first work of the second, 1 ms later, and that one to the last work
     assert (970_000, 760_000) == (one.step_ns, other.step_ns)
     assert {"warm_up": 420_000, "drain": 30_000, "imbalance": 0, "transfer": 0, "other": 10_000} == one.idle_ns
+
+
+def test_microbatches_without_operators(tmp_path: Path) -> None:
+    """Where operators are not recorded, launches between the receives tell the microbatches apart."""
+    one, other = MadeStage(0), MadeStage(1)
+    for step in range(2):
+        for start in (0, 300):
+            one.compute(step, start + 10, start + 100, operator="")
+            one.transfer(step, "send", 1, start + 100, start + 120)
+            other.transfer(step, "recv", 0, start + 100, start + 120)
+            other.compute(step, start + 150, start + 240, operator="")
+    one.write(tmp_path, range(2))
+    other.write(tmp_path, range(2))
+    pipeline = pipeline_of(tmp_path)
+    assert (pipeline.microbatches, pipeline.unavoidable_share) == (2, 1 / 3)
+    assert pipeline.slowest_text == "the stages compute about equally long, 180 us per step"
 
 
 def test_ranks_in_a_ring_are_no_pipeline(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ class MadeStage:
     def __init__(self, rank: int, clock: int = 0) -> None:
         self.rank, self.clock, self.events, self._ids = rank, clock, [], 0
 
-    def compute(self, step: int, start: int, end: int) -> None:
-        """Add a kernel that computes."""
-        self._kernel(step, "gemm", start, end, {}, "aten::mm", {}, stream=7)
+    def compute(self, step: int, start: int, end: int, operator: str = "aten::mm") -> None:
+        """Add a kernel that computes; without a name of an operator, only its launch is recorded."""
+        self._kernel(step, "gemm", start, end, {}, operator, {}, stream=7)
 
     def transfer(self, step: int, name: str, peer: int, start: int, end: int, *, shapes: bool = True) -> None:
         """Add a send or a receive; ``name`` is "send" or "recv"."""
@@ -48,7 +48,8 @@ class MadeStage:
     ) -> None:
         self._ids += 1
         ids = {"correlation": self._ids, "External id": self._ids}
-        self._event("cpu_op", call, step, start - 8, 6, given | {"External id": self._ids})
+        if call:
+            self._event("cpu_op", call, step, start - 8, 6, given | {"External id": self._ids})
         self._event("cuda_runtime", "cudaLaunchKernel", step, start - 5, 1, ids)
         place = {"device": 0, "stream": stream, "pid": 0, "tid": stream}
         self._event("kernel", name, step, start, end - start, place | ids | about)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import pairwise
+from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +49,9 @@ class Stage(NamedTuple):
         return 1 - self.busy_ns / self.step_ns
 
 
+_EQUAL = 1.05  # times the mean: a stage that computes so long is like the others
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """Ranks that pass tensors along a chain.
@@ -80,6 +84,14 @@ class Pipeline:
         return max(self.stages, key=lambda stage: stage.busy_ns)
 
     @property
+    def slowest_text(self) -> str:
+        """Which stage computes longest, as a clause; or that they are equal, if it computes at most 5 % more."""
+        busy_ns = mean(stage.busy_ns for stage in self.stages)
+        if self.slowest.busy_ns <= _EQUAL * busy_ns:
+            return f"the stages compute about equally long, {duration(busy_ns)} per step"
+        return f"rank {self.slowest.rank} computes longest, {duration(self.slowest.busy_ns)} per step"
+
+    @property
     def avoidable_ns(self) -> float:
         """The time of a step that equal stages with the same work would save; 0 if they would save none."""
         step_ns = sum(each.step_ns for each in self.stages) / len(self.stages)
@@ -93,8 +105,7 @@ class Pipeline:
         )
         return (
             f"The stages of the pipeline idle for {percentage(self.idle_share)} of a step; with {parts} per step, "
-            f"{percentage(self.unavoidable_share)} is unavoidable. Rank {self.slowest.rank} computes longest, "
-            f"{duration(self.slowest.busy_ns)} per step."
+            f"{percentage(self.unavoidable_share)} is unavoidable; {self.slowest_text}."
         )
 
 

@@ -100,8 +100,7 @@ def pipeline_bubble(facts: TraceFacts) -> Iterator[Finding]:
     usual = mean(stage.busy_ns for stage in pipeline.stages)
     yield facts.finding(
         f"The stages of a pipeline idle for {percentage(pipeline.idle_share)} of a step; "
-        f"{percentage(pipeline.unavoidable_share)} is unavoidable with its schedule; rank {slowest.rank} is the "
-        "slowest stage",
+        f"{percentage(pipeline.unavoidable_share)} is unavoidable with its schedule; {pipeline.slowest_text}",
         Evidence("idle_share", pipeline.idle_share, "1", "Share of a step that the stages idle, on average."),
         Evidence("unavoidable_share", pipeline.unavoidable_share, "1", "(p - 1) / (m + p - 1)."),
         Evidence("slowest_ns", slowest.busy_ns, "ns", "Compute of the slowest stage per step."),

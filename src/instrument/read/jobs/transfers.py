@@ -36,14 +36,14 @@ class Transfers(NamedTuple):
         is_send: whether it sends.
         peer: the rank at the other end; -1 for the collectives of gloo, at which a rank waits as well.
         group: a hash of the name of the process group.
-        batch: equal for calls without an operator in between: the tensors of one microbatch.
+        batch: equal for calls without an operator or a launch in between: the tensors of one microbatch.
         ready_ns: when this end is ready: the start of the kernel or, without a GPU, of the call.
         wait_ns: when the rank begins to wait; the waits of a rank do not overlap.
         end_ns: the end of the transfer.
         exposed_ns: how long the rank does nothing but wait.
         number: the number of each step.
         start_ns: its start: that of its first GPU work or, without a GPU, of its range.
-        finish_ns: its end, which is the start of the next one.
+        finish_ns: its end: on a GPU, the start of the next one; else the end of its range.
         busy_ns: how long the rank computes in it.
         last_ns: when it last computes in it.
         on_cpu: whether the rank has no GPU.
@@ -107,7 +107,8 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
         last = np.clip(np.append(compute[1], 0)[before], start, finish)
     else:
         busy, last = finish - start - np.bincount(place, exposed, len(number)).astype(np.int64), finish
-    batch = np.searchsorted(np.sort(others.start_ns), calls.start_ns)
+    launched = trace.runtime.start_ns[computes.launch[computes.launch >= 0]]
+    batch = np.searchsorted(np.sort(np.concatenate((others.start_ns, launched))), calls.start_ns)
     unknown = "" if found.any() else "neither a kernel nor a range belongs to its sends and receives"
     columns = (step, calls.matching("name", _SEND), peer, group, batch, ready, wait, end, exposed)
     of_steps = (number, start, finish, busy, last)
