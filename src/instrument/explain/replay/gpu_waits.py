@@ -146,7 +146,7 @@ def recorded_waits(trace: Trace, order: GpuOrder) -> Iterator[RecordedWait]:
         return
     numbers = _numbers_of_streams(trace, order)
     works = {number: np.flatnonzero(order.stream == number) for number in set(numbers.values())}
-    calls = {number: row for row, number in enumerate(runtime.correlation.tolist())}
+    calls = {number: row for row, number in enumerate(runtime.correlation.tolist()) if number >= 0}
     for row in rows:
         about = trace.args(syncs, row)
         device = int(syncs.device[row])
