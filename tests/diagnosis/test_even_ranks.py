@@ -71,6 +71,14 @@ def test_the_median_of_the_own_work(computes: list[list[int]]) -> None:
     assert found.even_ns == pytest.approx(found.step_ns - 1000 * sum(late) / len(late), rel=0.001)
 
 
+def test_a_rank_that_recorded_fewer_steps() -> None:
+    """What is saved in the steps that all ranks recorded counts for the others, too."""
+    whole, fewer = (job_of(job([850] * 4, [200] * 4, [200] * steps), "auto").even for steps in (4, 3))
+    assert whole
+    assert fewer
+    assert fewer.even_ns == pytest.approx(whole.even_ns, rel=0.01)
+
+
 def test_too_few_collectives() -> None:
     """Nothing is predicted from one collective, or for a single rank."""
     assert job_of(job([100], [200]), "auto").even is None

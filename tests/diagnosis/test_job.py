@@ -56,6 +56,15 @@ def test_the_late_rank() -> None:
     assert rules(found)["uneven-compute"].where.rank == 1
 
 
+def test_a_rank_that_recorded_fewer_steps() -> None:
+    """Times per step are those of the steps that all ranks recorded."""
+    whole = rules(instrument.diagnose(job([100] * 4, [850] * 4, [200] * 4)))
+    fewer = rules(instrument.diagnose(job([100] * 4, [850] * 4, [200] * 3)))
+    for rule in ("late-rank", "uneven-compute"):
+        assert fewer[rule].win_ns == pytest.approx(whole[rule].win_ns, rel=0.01)
+    assert fewer["late-rank"].evidence[2].value == pytest.approx(whole["late-rank"].evidence[2].value, rel=0.01)
+
+
 def two_streams(number: int, steps: int, gathers: int, reduces: int) -> MadeLoop:
     """Return a rank that, in each step, arrives at two collectives on two streams, which both end at 900 us."""
     loop = MadeLoop(steps=steps, busy=False)

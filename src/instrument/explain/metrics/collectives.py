@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...read.jobs.align import CollectiveSequence, collective_kernels, collective_sequences, name_hash, places
+from ...read.jobs.align import (
+    CollectiveSequence,
+    collective_kernels,
+    collective_sequences,
+    name_hash,
+    places,
+    steps_of,
+)
 from ...read.tables.intervals import Intervals, covered_ns, merge_overlaps, total_ns
 from ...read.tables.notes import process_groups
 from ...read.tables.steps import StepIndex
@@ -136,12 +143,14 @@ class Arrivals:
         collectives: the number of collectives that were compared.
         unmatched: why process groups were left out, each reason with the number of groups.
         missing: the ranks of the job without a trace.
+        steps: the number of steps with such collectives; 0 without steps.
     """
 
     ranks: Mapping[int, RankArrivals]
     collectives: int
     unmatched: Mapping[str, int]
     missing: tuple[int, ...] = ()
+    steps: int = 0
 
     @property
     def unknown(self) -> str:
@@ -184,10 +193,10 @@ def arrivals_of(
     last, waited, caused = Counter[int](), Counter[int](), Counter[int]()
     waits_for: defaultdict[tuple[int, int], list[tuple[Array, Array]]] = defaultdict(list)
     late: dict[int, list[Array]] = {rank: [] for rank in sorted(sequences)}
-    count, unmatched = 0, Counter[str]()
+    count, unmatched, steps = 0, Counter[str](), set[int]()
     for group in sorted({group for each in sequences.values() for group in each}):
         ranks = sorted(rank for rank in sequences if group in sequences[rank])
-        reason, _, ends, durations = matched([sequences[rank][group] for rank in ranks])
+        reason, place, ends, durations = matched([sequences[rank][group] for rank in ranks])
         if missing and not (group[0] and group[1]):
             reason = "ranks are missing, which may be those that arrive last"
         elif any(str(rank) in _members(group) for rank in missing):
@@ -195,6 +204,8 @@ def arrivals_of(
         if reason or len(ranks) < 2:
             unmatched[reason or _ALONE] += 1
             continue
+        if all((sequences[rank][group].step >= 0).any() for rank in ranks):
+            steps.update(steps_of(place).tolist())
         shortest = durations.argmin(axis=0)
         waits = durations - durations.min(axis=0)
         count += durations.shape[1]
@@ -205,9 +216,9 @@ def arrivals_of(
                 continue
             last[rank] += int(is_last.sum())
             late[rank].append(waits[:, is_last].max(axis=0))
-            for place, other in enumerate(ranks):
-                begun = starts[place, is_last]
-                waits_for[other, rank].append((begun, begun + waits[place, is_last]))
+            for index, other in enumerate(ranks):
+                begun = starts[index, is_last]
+                waits_for[other, rank].append((begun, begun + waits[index, is_last]))
     by_rank: defaultdict[int, list[tuple[Array, Array]]] = defaultdict(list)
     for (rank, latest), times in waits_for.items():
         caused[latest] += _together_ns(times)
@@ -220,7 +231,7 @@ def arrivals_of(
         )
         for rank, times in late.items()
     }
-    return Arrivals(arrivals_by_rank, count, dict(unmatched), missing)
+    return Arrivals(arrivals_by_rank, count, dict(unmatched), missing, len(steps))
 
 
 def _together_ns(times: list[tuple[Array, Array]]) -> int:

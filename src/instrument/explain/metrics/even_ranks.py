@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...base.units import duration
+from ...read.jobs.align import steps_of
 from ...read.jobs.read import RankContent
 from ...read.tables.lanes import group_rows
 from .collectives import matched, sequences_of
@@ -64,4 +65,5 @@ def even_ranks(ranks: Mapping[int, RankContent]) -> EvenRanks | None:
     steps, window_ns, compute_ns = np.median(
         [(len(trace.steps), trace.window_ns, trace.compute_ns) for trace in ranks.values()], axis=0
     ).tolist()
+    saved *= steps / len(steps_of(np.concatenate([place for _, place, _, _ in every])))  # all ranks recorded these
     return EvenRanks(window_ns / steps, min(max(window_ns - saved, compute_ns), window_ns) / steps)

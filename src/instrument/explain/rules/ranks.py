@@ -41,14 +41,17 @@ def late_rank(facts: TraceFacts) -> Iterator[Finding]:
     if rank is None:
         return
     own, others = arrivals.ranks[rank], len(arrivals.ranks) - 1
-    win = _in_a_step(facts, own.caused_ns / max(others, 1))
+    scale = facts.steps / (arrivals.steps or facts.steps)  # another rank may have recorded fewer steps
+    win = _in_a_step(facts, scale * own.caused_ns / max(others, 1))
     yield facts.finding(
         f"The other ranks wait for rank {rank}, {duration(win)} {facts.each_step} each; it arrives last at "
         f"{own.last} of {counted(arrivals.collectives, 'collective')}",
         Evidence("last", own.last, "events", "Collectives at which it arrives last."),
         Evidence("collectives", arrivals.collectives, "events", "Collectives that were compared."),
-        facts.step_time("caused_ns", own.caused_ns, "Time per step that all other ranks together wait for it."),
-        facts.step_time("waited_ns", own.waited_ns, "Time per step that this rank waits for others."),
+        facts.step_time(
+            "caused_ns", scale * own.caused_ns, "Time per step that all other ranks together wait for it."
+        ),
+        facts.step_time("waited_ns", scale * own.waited_ns, "Time per step that this rank waits for others."),
         win_ns=win,
         rank=rank,
         fix=Fix(
@@ -67,7 +70,11 @@ def uneven_compute(facts: TraceFacts) -> Iterator[Finding]:
     """
     job = _job(facts)
     facts.require_gpu()
-    computes = {rank: trace.compute_ns for rank, trace in job.ranks.items() if trace.compute_ns}
+    computes = {  # in as many steps as this rank recorded
+        rank: trace.compute_ns * facts.steps / max(len(trace.steps), 1)
+        for rank, trace in job.ranks.items()
+        if trace.compute_ns
+    }
     require(len(computes) >= 2, "fewer than two ranks compute")
     most = max(computes, key=lambda rank: computes[rank])
     usual = mean(computes.values())

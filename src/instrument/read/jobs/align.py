@@ -217,6 +217,11 @@ def places(step: Array) -> Array:
     return places
 
 
+def steps_of(places: Array) -> Array:
+    """Return the step of each number from `places`, once each."""
+    return np.unique(places >> 32)
+
+
 def _median(values: Array) -> int:
     """Return the median as an integer: a float cannot represent ns since 1970."""
     ordered = np.sort(values)
