@@ -280,12 +280,13 @@ def test_loaders_with_and_without_workers() -> None:
         found.what_if(workers="2x")
 
 
-def test_what_no_graph_makes_cheaper() -> None:
-    """Cheaper launches leave the time in which Python collects garbage."""
+@pytest.mark.parametrize("name", ["gc.collect", "checkpoint", "train/evaluation"])
+def test_what_no_graph_makes_cheaper(name: str) -> None:
+    """Cheaper launches leave the time in which Python collects garbage, and in which no training runs."""
     machine = Machine()
     for _ in range(6):
         with machine.step():
-            with machine.region("gc.collect"):
+            with machine.region(name):
                 machine.work(20_000_000)
             machine.work(10_000_000)
             machine.launch(1_000_000)

@@ -210,6 +210,10 @@ def input_ranges(trace: Trace) -> list[Table]:
     return [each for each in tables if each]
 
 
+EVALUATION = re.compile(r"(?:^|[./ ])(?:evaluation|eval|validation)$", re.IGNORECASE)
+CHECKPOINT = re.compile(r"(?:^|[./ ])(?:checkpoint|save_checkpoint)$", re.IGNORECASE)
+"""Names of regions beside the training itself."""
+
 SINGLE, MULTIPLE = re.compile("SingleProcess"), re.compile("MultiProcess")
 """What torch's ranges around a DataLoader without workers contain, and those of one with workers."""
 

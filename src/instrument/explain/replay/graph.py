@@ -16,7 +16,7 @@ from ...read.tables.lanes import distinct_values, group_rows
 from ...read.tables.steps import earlier_work, loop_thread, process_of_threads, whole_trace
 from ...read.tables.table import Array, Table, table
 from ...read.tables.trace import Trace
-from ..metrics.idle import input_ranges, work_of_cpu
+from ..metrics.idle import CHECKPOINT, EVALUATION, input_ranges, work_of_cpu
 from . import gpu_waits
 from .edges import ANCHORED, CALLED, EVENT, HANDED_OFF, LAUNCHED, ON_CPU, RETURNED, STREAM, Edges, edges, in_order
 from .gpu_waits import RETURN_NS, GpuOrder, median
@@ -295,8 +295,15 @@ class Graph:
 
     @cached_property
     def not_launching(self) -> dict[int, Intervals]:
-        """When each thread waits for a batch, compiles, collects garbage, or starts or waits for the driver."""
-        return times_by_thread(*(table for tables in work_of_cpu(self.trace).values() for table in tables))
+        """When each thread does what no CUDA graph makes cheaper.
+
+        It waits for a batch, compiles, collects garbage, starts or waits for the driver, evaluates, or saves.
+        """
+        beside = [
+            self.trace.regions.where(self.trace.regions.matching("name", name))
+            for name in (EVALUATION, CHECKPOINT)
+        ]
+        return times_by_thread(*(each for tables in work_of_cpu(self.trace).values() for each in tables), *beside)
 
     def inside_ns(self, edges: Edges, rows: Array, times: Mapping[int, Intervals]) -> Array:
         """Return for how long the CPU's work of each of these edges is in the times of its thread, in ns."""

@@ -99,8 +99,6 @@ def restarted_workers(facts: TraceFacts) -> Iterator[Finding]:
 
 
 _FREE = re.compile("Free|Unmap|Release")
-_EVALUATION = re.compile(r"(?:^|[./ ])(?:evaluation|eval|validation)$", re.IGNORECASE)
-_CHECKPOINT = re.compile(r"(?:^|[./ ])(?:checkpoint|save_checkpoint)$", re.IGNORECASE)
 
 
 @rule("recurring-slow-steps", on_cpu=True)
@@ -187,12 +185,12 @@ def _cause(facts: TraceFacts, rows: Array) -> tuple[str, Fix]:
         ),
         (
             ", as it evaluates",
-            [regions.where(regions.matching("name", _EVALUATION))],
+            [regions.where(regions.matching("name", idle.EVALUATION))],
             "Evaluate less often, or on fewer batches.",
         ),
         (
             ", as it saves a checkpoint",
-            [regions.where(regions.matching("name", _CHECKPOINT))],
+            [regions.where(regions.matching("name", idle.CHECKPOINT))],
             "Save less often, or beside the training, as torch.distributed.checkpoint.async_save does.",
         ),
     ]
