@@ -56,11 +56,8 @@ class BlackBox:
         self._on_slow = on_slow
         self._periods = Periods()
         self._periodic: dict[int, SlowStep] = {}  # the last one of each period
-        self._tally, self._start, self._start_ns = (
-            StepTally(),
-            first_step,
-            0,
-        )  # the first step belongs to the start
+        self._tally = StepTally()
+        self._start, self._start_ns = first_step, 0  # the first step belongs to the start
         self._usual_times: TimedStep | None = None  # made when a slow step needs it, for one block
         self._follower: Any = None  # ends the steps until `step` is called
         self._end = self.end_step  # what `step` calls, so that it need not look for a follower
