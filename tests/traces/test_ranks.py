@@ -197,7 +197,7 @@ def test_several_windows_of_a_rank(tmp_path: Path) -> None:
     traces = read_ranks(tmp_path, read_kineto)
     assert [trace.steps.number.tolist() for trace in traces.values()] == [[5], [5], [5]]
     assert len(traces.left_out) == 5
-    assert traces.left_out[tmp_path / "host_0.7.pt.trace.json"] == "rank 0, steps 7-7"
+    assert traces.left_out[tmp_path / "host_0.7.pt.trace.json"] == "rank 0, step 7"
 
 
 def test_files_without_a_rank(tmp_path: Path) -> None:
