@@ -277,7 +277,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
         for args, message, code in (
             ([str(tmp_path / "missing.json")], "missing.json: No such file", 1),
             ([str(tmp_path / "missing.json"), "--port", port], f"cannot use port {port} of 127.0.0.1: Address", 1),
-            ([str(GPU_TRACE), "--rank", "7"], '"rank" must be the rank of the trace', 2),
+            ([str(GPU_TRACE), "--rank", "7"], "--rank must be the rank of the trace", 2),
             ([str(GPU_TRACE), "--collectives", "("], "collectives", 2),
             ([str(GPU_TRACE), "--steps-from", "none such"], "none such", 2),
         ):

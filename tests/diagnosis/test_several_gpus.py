@@ -44,13 +44,14 @@ def test_the_gpu_that_communicates_on_one_stream() -> None:
     loop = MadeLoop(busy=False)
     for start in each_step():
         for device, took in ((0, 100), (1, 399)):
-            loop.work(GEMM, start, start + 1, start + 600, device=device)
-            loop.work(NCCL, start + 2, start + 600, start + 600 + took, device=device)
+            loop.work(GEMM, start, start + 41, start + 640, device=device)
+            loop.work(NCCL, start + 2, start + 641, start + 641 + took, device=device)
     found = named(diagnose(loop.trace()))["single-stream"]
     assert found.title == "Communication of 399 us per step runs on the stream of compute of GPU 1"
 
 
 def test_counts_of_two_real_gpus() -> None:
-    """Two H100 run 68 calls of flash attention for 272 ms: 34 and 136 ms on each."""
-    found = named(diagnose(shared("nsys/mfu_2gpu_before.sqlite")))["dominant-kernel"]
-    assert re.search(r"flash_fwd_kernel<bf16>, 34 calls per GPU in the window", found.title)
+    """Two H100 run 68 calls of flash attention, of which two were launched before the recording."""
+    found = diagnose(shared("nsys/mfu_2gpu_before.sqlite"), thresholds={"dominant-kernel": {"share": 0.4}})
+    title = named(found)["dominant-kernel"].title
+    assert re.search(r"flash_fwd_kernel<bf16>, 33 calls per GPU in the window", title)

@@ -109,7 +109,7 @@ def test_several_gpus_and_threads() -> None:
     assert titles == ["All GPUs", "GPU 2 A", "GPU 10 B", "Thread 2", "Thread 1"]
     assert section["groups"][0]["lanes"] == [["idle: no GPU works", 1]]
     gaps = [each for each in slices(section) if each.group == "All GPUs"]
-    assert [(each.start_ns, each.length_ns) for each in gaps] == [(300, 100)]
+    assert [(each.start_ns, each.length_ns) for each in gaps] == [(0, 95), (395, 100)]  # from the launch on
     assert section["groups"][1]["lanes"] == [["stream 9", 1], ["stream 7", 1]]
     kinds = {each.lane: each.kind for each in slices(section) if each.group == "GPU 2 A"}
     assert kinds == {"stream 9": "communication", "stream 7": "compute"}

@@ -26,8 +26,8 @@ Where the step went: CPU 1.00 ms, GPU 458 us, busy 23 % (mean of steps 5-6)
 Steps 5-6, CPU: 1.00, 1.00 ms
 Steps 5-6, GPU: 801, 115 us
 Step 5 took 801 us on the GPU; the other took 115 us.
-The CPU bounds the loop: a step took 1.00 ms on the CPU, and the GPU waited for
-launches 62.2 % of the time after the first step.
+The CPU bounds the loop: a step took 1.00 ms on the CPU, and the GPU idled
+62.2 % of the time after the first step.
 "% step" is the share of the step on the CPU, "% GPU" the share of 110 us of GPU
 work, where kernels that run at the same time all count.
 The launches of 5.00 us of GPU work are not known; it counts toward the steps in

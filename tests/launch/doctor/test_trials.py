@@ -205,7 +205,7 @@ def test_a_trial_that_cannot_write_files(machine: Machine, tools: Callable[..., 
     (machine.root / "file").touch()
     unwritable = Machine(temp=machine.root / "file", packages=[])
     assert "Not a directory" in profilers.nsys(unwritable).sentence
-    assert "problem" == software.torch(unwritable).status
+    assert "absent" == software.torch(unwritable).status
     assert summary(system.temp_folder(unwritable))[:2] == (
         "problem",
         f"{machine.root / 'file'} cannot be written to: Not a directory",
