@@ -193,7 +193,7 @@ def test_too_few_steps_say_nothing() -> None:
 
 
 def test_the_time_of_recording() -> None:
-    """What the windows cost is no part of the steps, and is named if it is much."""
+    """The time that windows take is left out of the steps; it is named if it is long."""
     lengths = lengths_of([25 * MS] * 20)
     (little,), (much,) = (list(replace(lengths, recording_ns=ns).sentences()) for ns in (MS, 250 * MS))
     assert "recording" not in little

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...base.trace_marks import CORES
 from ...read.measures.synchronizations import Synchronization, columns_of
 from ...read.tables.intervals import Intervals, clip, covered_ns, merge_overlaps, union
 from ...read.tables.lanes import distinct_values, group_rows
@@ -225,6 +226,12 @@ def loading_by(trace: Trace) -> re.Pattern[str] | None:
         for kind in (SINGLE, MULTIPLE)
     }
     return max(waited, key=lambda kind: waited[kind]) if any(waited.values()) else None
+
+
+def cores_of(trace: Trace) -> int | None:
+    """Return the CPU cores that the recorded program could use; None if the trace does not say."""
+    recorded = str(trace.metadata.get(CORES, ""))
+    return int(recorded) if recorded.isdecimal() and int(recorded) else None
 
 
 def _gaps(busy: Intervals, window: tuple[int, int]) -> Intervals:

@@ -21,7 +21,7 @@ from ...read.tables.nest import inside_rows
 from ...read.tables.notes import to_record
 from ...read.tables.table import MEMCPY, Array, Table
 from ...read.tables.trace import Trace
-from ..metrics.idle import MULTIPLE, SINGLE, loading_by
+from ..metrics.idle import MULTIPLE, SINGLE, cores_of, loading_by
 from ..metrics.tables import one_of
 from ..waits.trace_context import CallContext, TraceContext
 from .graph import Graph, times_by_thread
@@ -323,7 +323,9 @@ def _with_workers(replayer: Replayer, number: int, times: bool) -> tuple[str, Ch
     starts, ends = graph.loop.recorded_bounds(graph.trace)
     window = int(starts.min()), int(ends.max())
     waited_ns = sum(total_ns(clip(own, *window)) for own in graph.batches.values()) / len(starts)
-    return f"with {counted(number, 'worker')}", Change(graph.batches, least_ns=round(waited_ns / number))
+    of_cores = mean_ns(replayer.recorded_ns) / (cores_of(graph.trace) or np.inf)  # for all the work of a step
+    least_ns = round(max(waited_ns / number, of_cores))
+    return f"with {counted(number, 'worker')}", Change(graph.batches, least_ns=least_ns)
 
 
 _OPTIMIZER = re.compile(r"^Optimizer\.step#|^optimizer$")

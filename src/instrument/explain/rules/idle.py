@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 
 from ...base.findings import Evidence, Finding, Fix, SyncFinding
-from ...base.trace_marks import CORES
 from ...base.units import count, counted, duration
 from ...read.measures.synchronizations import COPY, EXPLICIT, FREE
 from ...read.tables.intervals import clip, covered_ns, total_ns
@@ -81,20 +80,15 @@ def input_wait(facts: TraceFacts) -> Iterator[Finding]:
     )
 
 
-def _cores(facts: TraceFacts) -> int | None:
-    recorded = str(facts.trace.metadata.get(CORES, ""))
-    return int(recorded) if recorded.isdecimal() else None
-
-
 def _lacks_cores(facts: TraceFacts) -> bool:
     """Return whether the machine has no core for another worker."""
-    cores = _cores(facts)
+    cores = idle.cores_of(facts.trace)
     return cores is not None and cores <= _FEW_CORES
 
 
 def _workers(facts: TraceFacts, waited: int) -> int:
     """Return how many workers to suggest: the loop needs a core of its own, unless it waits most of the time."""
-    cores = _cores(facts)
+    cores = idle.cores_of(facts.trace)
     own = 2 * waited < facts.step_ns
     return _WORKERS if cores is None else max(min(_WORKERS, cores - own), 1)
 
@@ -102,13 +96,13 @@ def _workers(facts: TraceFacts, waited: int) -> int:
 def _part_to_win(facts: TraceFacts, waited: int) -> float:
     """Return the part of its waiting that the loop saves with workers, where it loaded by itself."""
     rest = facts.step_ns - waited
-    least = max(waited / _workers(facts, waited), facts.step_ns / (_cores(facts) or np.inf))
+    least = max(waited / _workers(facts, waited), facts.step_ns / (idle.cores_of(facts.trace) or np.inf))
     return 1 - max(least - rest, 0) / waited if waited else 0.0
 
 
 def _more_workers(facts: TraceFacts, why: str, waited: int, single: bool) -> Fix:
     """Return the fix of a loop that waits for batches, as far as the CPU cores of the machine allow it."""
-    cores = _cores(facts)
+    cores = idle.cores_of(facts.trace)
     text = f"{why}: load" if why else "Load"
     if cores is not None and _lacks_cores(facts) and not single:
         cheaper = f"{why}: make a batch" if why else "Make a batch"

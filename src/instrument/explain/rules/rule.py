@@ -123,7 +123,7 @@ def rule(
 
     Raises:
         TypeError: ``name`` is not a string.
-        ValueError: ``name`` is not in lower case with hyphens, or ``of`` is no class.
+        ValueError: ``name`` is not in lower case with hyphens, or ``of`` is not a class of the critical path.
     """
     if not isinstance(name, str):
         raise TypeError(f'"name" must be a string: {name!r}')
