@@ -42,6 +42,6 @@ def test_waiting_for_input(path: Path) -> None:
     """The time in the DataLoader is waiting for input, and a replay can leave it out."""
     found = diagnose(path)
     assert found.bound == "input"
-    assert found.parts["input"] == 5 * 7_000_000
+    assert found.parts["input"] == 6 * 7_000_000
     assert "input-wait" in {each.rule for each in found.findings}
     assert found.what_if(without=["dataloader"]).step_ns < 6 * 2_200_000

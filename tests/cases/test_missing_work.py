@@ -72,7 +72,7 @@ def test_a_launch_after_a_capture_is_lost(tmp_path: Path) -> None:
     captured = [call("cudaStreamBeginCapture", 20, 900, took=3), call("cudaStreamEndCapture", 30, 901, took=3)]
     lost = [call("cudaLaunchKernel", 40, 4), call("cudaLaunchKernel", 300, 5)]
     found = diagnosis(tmp_path, *captured, *lost, *LAUNCHED, *REPLAYED)
-    assert found.coverage == "the kernels of 1 of 4 launches are not in the trace"
+    assert found.coverage == "the kernels of 2 of 6 launches are not in the trace"
     assert "lost-kernels" in rules(found)
     assert lost_at_head(read_trace(tmp_path / "trace.json")) == 1
 

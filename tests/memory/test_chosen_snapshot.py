@@ -80,7 +80,7 @@ def test_two_folders(run: Path) -> None:
 
 def test_nothing_to_show(run: Path, tmp_path: Path) -> None:
     """The message says what is there, or how to record a snapshot."""
-    assert '"rank" must be one of 1, 10, which have a snapshot in' in output(str(run), "--rank", "0", code=2)
+    assert "--rank must be one of 1, 10, which have a snapshot in" in output(str(run), "--rank", "0", code=2)
     how = 'no memory snapshot: profile(memory="snapshot") or instrument run --memory snapshot records one'
     assert how in output(str(run / "window-0003"), code=1, columns=300)
     with pytest.raises(TraceError, match="this is a folder"):
@@ -123,12 +123,12 @@ def test_the_rank_of_a_file(run: Path, tmp_path: Path) -> None:
     """It is the one in its name, or 0 where the name has none."""
     file = run / "window-0001/rank10.3001.memory.pickle"
     assert 40 == peak(file, "--rank", 10)
-    assert f'"rank" must be 10, as {file} is of this rank, or left out: 1' in output(
+    assert f"--rank must be 10, as {file} is of this rank, or left out: 1" in output(
         str(file), "--rank", "1", code=2
     )
     other = snapshot(tmp_path, "x.pickle", 60)
     assert 60 == peak(other, "--rank", 0)
-    assert f'"rank" must be 0 or left out, as the name of {other} has no rank: 1' in output(
+    assert f"--rank must be 0 or left out, as the name of {other} has no rank: 1" in output(
         str(other), "--rank", "1", code=2
     )
 

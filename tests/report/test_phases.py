@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from typer.testing import CliRunner
 
 import instrument
@@ -37,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record(tmp_path_factory.mktemp("run"), instrument.schedule(wait=0, active=2, repeat=2))
 
 
-def command(*arguments: str | Path) -> Result:
+def command(*arguments: str | Path) -> Any:
     return CliRunner().invoke(app, [*map(str, arguments)], env={"COLUMNS": "160"})
 
 
@@ -45,7 +44,7 @@ def entries(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / NAME).read_text().splitlines()]
 
 
-def shown(result: Result) -> Sequence[str]:
+def shown(result: Any) -> Sequence[str]:
     """Return the lines of the table of phases."""
     lines = [line.split() for line in result.stdout.splitlines()]
     start = next((row for row, words in enumerate(lines) if words[:1] == ["phase,"]), len(lines))

@@ -109,7 +109,7 @@ def test_processes_that_share_a_rank_are_distinguished(tmp_path: Path) -> None:
     assert all(process.startswith("rank0-pid") for process in processes)
     traces = read_ranks(out / "window-0001", read_trace)
     ((path, label),) = traces.left_out.items()
-    assert f"rank 0, process {path.name.split('.')[0].removeprefix('rank0-pid')}, steps 1-1, another run" == label
+    assert f"rank 0, process {path.name.split('.')[0].removeprefix('rank0-pid')}, step 1, another run" == label
 
 
 def test_the_rank_in_the_environment_is_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
