@@ -50,6 +50,17 @@ def test_the_gpu_that_communicates_on_one_stream() -> None:
     assert found.title == "Communication of 399 us per step runs on the stream of compute of GPU 1"
 
 
+def test_communication_beside_a_chain_of_the_cpu_that_is_as_long() -> None:
+    """Shorter communication alone would win nothing now, so it is hidden, and named all the same."""
+    loop = MadeLoop(busy=True)
+    for start in each_step():
+        loop.work(GEMM, start, start + 41, start + 640)
+        loop.work(NCCL, start + 2, start + 641, start + 1000)
+    found = diagnose(loop.trace())
+    listed = {each.rule: each for each in (*found.findings, *found.hidden)}
+    assert "single-stream" in listed
+
+
 def test_counts_of_two_real_gpus() -> None:
     """Two H100 run 68 calls of flash attention, of which two were launched before the recording."""
     found = diagnose(shared("nsys/mfu_2gpu_before.sqlite"), thresholds={"dominant-kernel": {"share": 0.4}})

@@ -66,7 +66,7 @@ class Rule:
             finding = _at_most_on_path(facts, finding, self.of) if self.of else finding
             if share is None or facts.share(finding.win_ns or 0) >= share:
                 yield finding, False
-            elif (win := facts.win_of(finding)) is not None and facts.share(win.hidden_ns) >= share:
+            elif facts.share(_may_win_later(facts, finding)) >= share:
                 yield finding, True
 
     def check(self, values: Mapping[str, Any]) -> None:
@@ -212,7 +212,15 @@ def _at_most_on_path(facts: TraceFacts, finding: Finding, of: str) -> Finding:
     waits = facts.step_waits
     if waits is None or finding.win_ns is None or facts.win_of(finding) is not None:
         return finding
-    return finding if finding.win_ns <= waits.parts[of] else facts.with_win(finding, waits.parts[of])
+    if finding.win_ns <= waits.parts[of]:
+        return finding
+    return replace(facts.with_win(finding, waits.parts[of]), hidden_ns=finding.win_ns)
+
+
+def _may_win_later(facts: TraceFacts, finding: Finding) -> float:
+    """Return what a finding may win in ns once something else no longer takes longer."""
+    win = facts.win_of(finding)
+    return finding.hidden_ns or 0 if win is None else win.hidden_ns
 
 
 def _also_shorter(
