@@ -175,6 +175,7 @@ def test_one_length(name: str) -> None:
     said = " ".join(CliRunner().invoke(app, ["summarize", str(path)]).stdout.split())
     assert found.verdict in said
     assert f"Where the time went: {duration(found.step_ns)}" in said
+    assert found.waits is None or "the loop" not in said  # one sentence says what bounds the step
 
 
 def test_a_gpu_that_is_busy_at_first() -> None:

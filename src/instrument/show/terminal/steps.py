@@ -57,8 +57,13 @@ def _name_cut_steps(summary: Summary) -> str:
     return f"; {_name_steps(cut, len(cut))} {'was' if len(cut) == 1 else 'were'} cut short" if cut else ""
 
 
-def describe_steps(summary: Summary) -> Iterator[str]:
-    """Yield the sentences on the durations of the steps and on what bounds the loop."""
+def describe_steps(summary: Summary, *, below_verdict: bool = False) -> Iterator[str]:
+    """Yield the sentences on the durations of the steps and on what bounds the loop.
+
+    Args:
+        summary: the summary.
+        below_verdict: whether a verdict above says what bounds the step, and how long it is.
+    """
     times = summary.step_times_ns
     if summary.steps_from:
         yield describe_steps_from(summary.steps_from)
@@ -73,7 +78,7 @@ def describe_steps(summary: Summary) -> Iterator[str]:
         yield from _outliers(steps, " on the CPU" * bool(on_gpu), summary.step_ns)
         yield from _outliers(on_gpu, " on the GPU")
     if summary.lengths:
-        yield from describe_loop(summary.lengths)
+        yield from describe_lead(summary.lengths) if below_verdict else describe_loop(summary.lengths)
     if _gpu_lengths(summary) and summary.gpu_total_ns is not None:
         work = duration(summary.gpu_total_ns / max(summary.steps, 1))
         yield (
@@ -235,23 +240,15 @@ def _name_steps(numbers: Sequence[int], count: int) -> str:
 def describe_loop(lengths: StepLengths) -> Iterator[str]:
     """Yield what bounds the loop, with the figures that show it, or why that is not known."""
     totals = lengths.totals
-    idle, waits = percent(totals.gpu_waits_ns, totals.gpu_ns), percent(totals.cpu_waits_ns, totals.cpu_ns)
     if lengths.bound == "gpu":
-        queue = " (in launches, because the GPU's queue was full)" * (
-            2 * totals.queue_waits_ns > totals.cpu_waits_ns
-        )
-        waited = f", and waited for the GPU {waits} % {_WINDOW.format('its')}{queue}"
-        waited *= totals.cpu_waits_ns > _MIN_WAIT_SHARE * totals.cpu_ns
         comm = totals.exposed_comm_ns
         bounds = "Communication" if 2 * comm > totals.gpu_ns else "The GPU"
         share = f", {percent(comm, totals.gpu_ns)} % of it exposed communication" * (
             comm > _MIN_EXPOSED_SHARE * totals.gpu_ns
         )
-        yield (
-            f"{bounds} bounds the loop: {_describe_step(lengths)}{share}. "
-            f"The CPU {_describe_run_ahead(lengths)}{waited}."
-        )
+        yield f"{bounds} bounds the loop: {_describe_step(lengths)}{share}. {''.join(describe_lead(lengths))}"
     elif lengths.bound == "cpu":
+        idle = percent(totals.gpu_waits_ns, totals.gpu_ns)
         yield (
             f"The CPU bounds the loop: {_describe_step(lengths)}, and the GPU idled "
             f"{idle} % {_WINDOW.format('the')}."
@@ -260,6 +257,7 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         turns = "The loop synchronizes, so that CPU and GPU take turns"
         if not lengths.synchronizes:
             turns = "CPU and GPU take turns in bounding the loop, because launches fill the GPU's queue at times"
+        idle, waits = percent(totals.gpu_waits_ns, totals.gpu_ns), percent(totals.cpu_waits_ns, totals.cpu_ns)
         yield (
             f"{turns}: {_describe_step(lengths)}; the GPU idled {idle} %, "
             f"the CPU for the GPU {waits} % {_WINDOW.format('their')}."
@@ -269,6 +267,24 @@ def describe_loop(lengths: StepLengths) -> Iterator[str]:
         yield f"It is not known whether the CPU or the GPU bounds the loop: {lengths.unknown}.{ahead}"
         if lengths.synchronized_step_ns is not None:
             yield f"Between synchronizations a step took {duration(lengths.synchronized_step_ns)}."
+
+
+def describe_lead(lengths: StepLengths) -> Iterator[str]:
+    """Yield how far the CPU ran ahead, and how long it or the GPU waited for the other, where that is known."""
+    totals = lengths.totals
+    if lengths.bound == "cpu":
+        yield f"The GPU idled {percent(totals.gpu_waits_ns, totals.gpu_ns)} % {_WINDOW.format('the')}."
+        return
+    if lengths.bound is None and not lengths.run_ahead_ns:
+        return
+    waited = ""
+    if lengths.bound is not None and totals.cpu_waits_ns > _MIN_WAIT_SHARE * totals.cpu_ns:
+        full = " (in launches, because the GPU's queue was full)" * (
+            2 * totals.queue_waits_ns > totals.cpu_waits_ns
+        )
+        waits = percent(totals.cpu_waits_ns, totals.cpu_ns)
+        waited = f", and waited for the GPU {waits} % {_WINDOW.format('its')}{full}"
+    yield f"The CPU {_describe_run_ahead(lengths)}{waited}."
 
 
 def _describe_step(lengths: StepLengths) -> str:

@@ -101,6 +101,7 @@ def print_summary(
     ranks: Sequence[str] = (),
     hidden: Sequence[str] = (),
     expand: bool = False,
+    below_verdict: bool = False,
     console: Console,
 ) -> None:
     """Print the steps, regions and operators, then the files and how to open them.
@@ -116,10 +117,11 @@ def print_summary(
         ranks: Sentences on the ranks of the job.
         hidden: Regions that were not recorded because they are inside compiled code.
         expand: Print regions that differ only in the numbers in their names as one row each.
+        below_verdict: Whether a verdict above says what bounds the step, and how long it is.
         console: Where to print. Long names are cut to its width.
     """
     regions = summary.regions if expand else join_numbered(summary.regions)
-    show(console, [line(headline(summary), "bold"), *describe_steps(summary), *ranks])
+    show(console, [line(headline(summary), "bold"), *describe_steps(summary, below_verdict=below_verdict), *ranks])
     show(console, _regions(replace(summary, regions=regions)) if regions else [_NO_REGIONS])
     if joined := len(summary.regions) - len(regions):
         others = counted(joined, "more region")

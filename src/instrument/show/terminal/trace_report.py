@@ -188,7 +188,15 @@ def print_windows(
     if facts.gpu:
         show(console, ["The last window: " * several + verdict_text(facts)])
     summary = merge(summaries) if several else summaries[0]
-    print_summary(summary, files=[], folder=trace.path.parent, hidden=hidden, expand=expand, console=console)
+    print_summary(
+        summary,
+        files=[],
+        folder=trace.path.parent,
+        hidden=hidden,
+        expand=expand,
+        below_verdict=facts.step_waits is not None,
+        console=console,
+    )
     if timing is not None and timing.lengths is not None:
         show(console, [line(f"The run: {sentence}.") for sentence in timing.lengths.sentences()])
     if several and trace.gpu:
