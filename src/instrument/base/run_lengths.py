@@ -36,6 +36,8 @@ _UNEVEN_PERIOD, _UNEVEN_MEMBERS = 8, 6  # from which distances may differ by one
 _NAMED = 6
 _BESIDE = 8  # slow steps that may lie between two of a series
 _CHANCE = 0.001
+_PART, _PARTS = 8, 32  # successive steps of a part, and the most parts: then two and two are joined
+_CHANGED = 1.25  # times as long or as short: so much longer steps at the end are another loop than at the begin
 
 
 class Recurrence(NamedTuple):
@@ -80,6 +82,8 @@ class RunLengths:
         phases_ns: the time in phases that the program marks beside its steps, such as evaluations.
         recording_ns: the time in which the library opened, wrote and closed windows.
         end_ns: the time since the last step.
+        early_ns: the mean length of typical steps in the first quarter of the run, and ``late_ns`` in the last, if
+            all parts of the one are longer than all of the other; else 0.
     """
 
     usual_ns: int = 0
@@ -95,6 +99,8 @@ class RunLengths:
     phases_ns: int = 0
     recording_ns: int = 0
     end_ns: int = 0
+    early_ns: int = 0
+    late_ns: int = 0
 
     @classmethod
     def of(cls, plain: StepTally, recorded: StepTally, **others: Any) -> RunLengths:
@@ -102,7 +108,10 @@ class RunLengths:
         plain = plain.judged()
         recorded = recorded.judged(plain.median_ns)
         usual = plain if plain.typical_steps else recorded
+        early_ns, late_ns = plain.quarters()
         return cls(
+            early_ns=early_ns,
+            late_ns=late_ns,
             usual_ns=usual.typical_ns // max(usual.typical_steps, 1),
             typical_steps=plain.typical_steps + recorded.typical_steps,
             typical_ns=plain.typical_ns + recorded.typical_ns,
@@ -157,7 +166,19 @@ class RunLengths:
     @property
     def are_typical(self) -> bool:
         """Whether a typical step stands for the loop."""
-        return self.typical_share >= TYPICAL_SHARE
+        return self.typical_share >= TYPICAL_SHARE and not self.change
+
+    @property
+    def change(self) -> float:
+        """How many times as long steps are at the end of the run as at its begin; 0 if that is about the same."""
+        ratio = self.late_ns / self.early_ns if self.early_ns else 0
+        return ratio if ratio and max(ratio, 1 / ratio) > _CHANGED else 0.0
+
+    @property
+    def became(self) -> str:
+        """How the steps changed, if they did: "became 1.9 times as long", with both lengths."""
+        ratio = f"{self.change:.1f} times as long" if self.change > 1 else f"{1 / self.change:.1f} times faster"
+        return f"became {ratio} ({duration(self.early_ns)} in the first quarter, {duration(self.late_ns)} in the last)"
 
     def recurrences(self) -> list[Recurrence]:
         """Return the families of slow steps that recur, the one of the longest steps first.
@@ -228,6 +249,8 @@ class RunLengths:
             yield f"{said} {self._share(self.typical_ns)} in typical steps of {self._mean}"
             return
         most = f"{self._share(self.typical_ns)} in {self.typical_steps:,} steps of about {self._mean}"
+        if self.change:
+            most += f" that {self.became}"
         yield f"{said} {'; '.join([most, *self._slow_parts(self.recurrences()), *self._outside_parts()])}"
         if self.slow_ns >= _MIN_SHARE * self.loop_ns and not self.recorded:
             yield f"No window shows a slow step; record one with {self.how_to_record(hint)}"
@@ -285,6 +308,8 @@ class StepTally:
         self.median_ns = 0
         self._first = 0  # the number of the first step of the block that is being filled
         self._lengths_ns: list[int] = []
+        self._parts: list[tuple[int, int]] = []  # numbers and times of successive typical steps
+        self._part = _PART
 
     def add(self, first: int, lengths_ns: Sequence[int]) -> None:
         """Add steps, the first of which has the number ``first``."""
@@ -306,7 +331,8 @@ class StepTally:
     def copy(self) -> StepTally:
         """Return a copy, to which other steps can be added."""
         copy = StepTally()
-        vars(copy).update(vars(self), slow=self.slow.copy(), _lengths_ns=self._lengths_ns.copy())
+        lists = {"_lengths_ns": self._lengths_ns.copy(), "_parts": self._parts.copy()}
+        vars(copy).update(vars(self), slow=self.slow.copy(), **lists)
         return copy
 
     def _judge(self, least_ns: int = 0) -> None:
@@ -321,16 +347,47 @@ class StepTally:
 
     def count(self, first: int, lengths_ns: Sequence[int], limit_ns: int) -> None:
         """Add a few steps, the first of which has the number ``first``; longer ones than ``limit_ns`` are slow."""
-        self.typical_steps += len(lengths_ns)
-        self.typical_ns += sum(lengths_ns)
+        steps, ns = len(lengths_ns), sum(lengths_ns)
         if max(lengths_ns) > limit_ns:
             slow = [(number, ns) for number, ns in enumerate(lengths_ns, first) if ns > limit_ns]
             slow_ns = sum(ns for _, ns in slow)
             self.slow.extend(slow)
             self.slow_steps += len(slow)
             self.slow_ns += slow_ns
-            self.typical_steps -= len(slow)
-            self.typical_ns -= slow_ns
+            steps, ns = steps - len(slow), ns - slow_ns
+        self.typical_steps += steps
+        self.typical_ns += ns
+        self._add_part(steps, ns)
+
+    def _add_part(self, steps: int, ns: int) -> None:
+        parts = self._parts
+        if parts and parts[-1][0] < self._part:
+            parts[-1] = parts[-1][0] + steps, parts[-1][1] + ns
+        elif steps:
+            parts.append((steps, ns))
+            if len(parts) > _PARTS:
+                self._part *= 2
+                parts[:] = [_joined(parts[at : at + 2]) for at in range(0, len(parts), 2)]
+
+    def quarters(self) -> tuple[int, int]:
+        """Return the mean lengths of typical steps in the first and last quarter; 0 if chance parts them."""
+        parts = [part for part in self._parts if part[0] >= self._part]
+        if len(parts) < _PARTS // 4:
+            return 0, 0
+        early, late = parts[: len(parts) // 4], parts[-(len(parts) // 4) :]
+        (least, most), (later, latest) = ((min(each), max(each)) for each in map(_means_of, (early, late)))
+        if most >= later and latest >= least:
+            return 0, 0
+        (early_steps, early_ns), (late_steps, late_ns) = _joined(early), _joined(late)
+        return early_ns // early_steps, late_ns // late_steps
+
+
+def _means_of(parts: Sequence[tuple[int, int]]) -> list[float]:
+    return [ns / steps for steps, ns in parts]
+
+
+def _joined(parts: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return sum(steps for steps, _ in parts), sum(ns for _, ns in parts)
 
 
 def _named(numbers: Sequence[int]) -> str:

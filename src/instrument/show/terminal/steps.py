@@ -203,6 +203,7 @@ def _compare_with_run(summary: Summary, timing: Timing) -> Iterator[str]:
     so = "so they are typical"
     if lengths is not None and not lengths.are_typical:
         so = f"but steps of usual length are only {100 * lengths.typical_share:.0f} % of the loop's time"
+        so = f"but the steps of the run {lengths.became}" if lengths.change else so
     if is_similar(ratio):
         said = f"{recorded} took about as long (within 25 %), {so}"
     elif ahead and stretch is not None:
