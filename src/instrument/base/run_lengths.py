@@ -178,7 +178,8 @@ class RunLengths:
     def became(self) -> str:
         """How the steps changed, if they did: "became 1.9 times as long", with both lengths."""
         ratio = f"{self.change:.1f} times as long" if self.change > 1 else f"{1 / self.change:.1f} times faster"
-        return f"became {ratio} ({duration(self.early_ns)} in the first quarter, {duration(self.late_ns)} in the last)"
+        early, late = duration(self.early_ns), duration(self.late_ns)
+        return f"became {ratio} ({early} in the first quarter, {late} in the last)"
 
     def recurrences(self) -> list[Recurrence]:
         """Return the families of slow steps that recur, the one of the longest steps first.
