@@ -119,6 +119,15 @@ def test_two_stages_on_gpus(tmp_path: Path) -> None:
     assert {"warm_up": 420_000, "drain": 30_000, "imbalance": 0, "transfer": 0, "other": 10_000} == one.idle_ns
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_stage_that_waits_for_its_neighbor_is_not_late(tmp_path: Path, named: bool) -> None:
+    """Sends and receives are no collectives, at which the last rank to arrive keeps the others waiting."""
+    found = instrument.diagnose(two_stages(tmp_path, named=named))
+    assert found.job is not None
+    assert (0, None) == (found.job.arrivals.collectives, found.job.even)
+    assert "late-rank" not in {each.rule for each in (*found.findings, *found.hidden)}
+
+
 def test_microbatches_without_operators(tmp_path: Path) -> None:
     """Where operators are not recorded, launches between the receives tell the microbatches apart."""
     one, other = MadeStage(0), MadeStage(1)

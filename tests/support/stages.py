@@ -13,8 +13,8 @@ STEP = 1000
 class MadeStage:
     """The trace of one rank of two, each on one GPU; times are us from the start of a step."""
 
-    def __init__(self, rank: int, clock: int = 0) -> None:
-        self.rank, self.clock, self.events, self._ids = rank, clock, [], 0
+    def __init__(self, rank: int, clock: int = 0, *, named: bool = True) -> None:
+        self.rank, self.clock, self.events, self._ids, self._named = rank, clock, [], 0, named
 
     def compute(self, step: int, start: int, end: int, operator: str = "aten::mm") -> None:
         """Add a kernel that computes; without a name of an operator, only its launch is recorded."""
@@ -27,7 +27,7 @@ class MadeStage:
         inner = {"Src Rank" if name == "recv" else "Dst Rank": peer, "Process Group Name": "0"}
         if shapes:
             self._event("cpu_op", "record_param_comms", step, start - 7, 4, inner)
-        about = {"Collective name": name, "Process Group Name": "0"}
+        about = {"Collective name": name, "Process Group Name": "0"} if self._named else {}
         self._kernel(step, "ncclDevKernel_SendRecv(args)", start, end, about, call, given, stream=20)
 
     def write(self, folder: Path, steps: range) -> Path:
@@ -60,12 +60,13 @@ class MadeStage:
         self.events.append({"ph": "X", "cat": category, "name": name, "ts": at, "dur": took, "args": args} | lane)
 
 
-def two_stages(folder: Path, clock: int = 5000, **options: bool) -> Path:
+def two_stages(folder: Path, clock: int = 5000, *, named: bool = True, **options: bool) -> Path:
     """Write two steps of one microbatch; each transfer takes 20 us, and the clock of rank 1 is ``clock`` us late.
 
     In a step, rank 1 waits 90 us for the tensor to be sent, and rank 0 380 us for the gradient.
+    Without ``named``, the kernels do not say what they are, as those of calls that torch has coalesced.
     """
-    one, other = MadeStage(0), MadeStage(1, clock)
+    one, other = MadeStage(0, named=named), MadeStage(1, clock, named=named)
     for step in range(2):
         one.compute(step, 10, 100)
         one.transfer(step, "send", 1, 100, 120, **options)

@@ -13,11 +13,13 @@ import numpy as np
 from ...base.trace_marks import MACHINE
 from ..tables.lanes import group_rows
 from ..tables.notes import process_groups
-from ..tables.table import KERNEL, Array, linked
+from ..tables.table import KERNEL, TRANSFERS, Array, linked
 from ..tables.trace import Trace
 
+CALLS = re.compile(f"^(?:{'|'.join(TRANSFERS)})$")
 _NAME = re.compile("nccl|rccl", re.IGNORECASE)
 _POINT_TO_POINT = re.compile("^(i?send|i?recv)")
+_SEND_RECEIVE = re.compile("SendRecv")
 _RESOLUTION_NS = 1000  # of older traces; smaller differences have no meaning
 _SHIFTS = sorted(range(-64, 65), key=abs)
 _MIN_PAIRS = 8  # pairs that a shift needs
@@ -51,10 +53,16 @@ class Clock:
 
 
 def collective_kernels(trace: Trace) -> Array:
-    """Return a mask of `Trace.gpu`: the kernels that are collectives, according to the file or their name."""
+    """Return a mask of `Trace.gpu`: the kernels that are collectives, according to the file or their name.
+
+    Kernels of sends and receives that say nothing are named like those of all-to-all: operators tell them apart.
+    """
     gpu = trace.gpu
     named = (gpu.collective > 0) | gpu.matching("name", _NAME)
-    mask: Array = (gpu.category == KERNEL) & named & ~gpu.matching("collective", _POINT_TO_POINT)
+    between_two = gpu.matching("collective", _POINT_TO_POINT)
+    if trace.operators.matching("name", CALLS).any():
+        between_two |= (gpu.collective == 0) & gpu.matching("name", _SEND_RECEIVE)
+    mask: Array = (gpu.category == KERNEL) & named & ~between_two
     return mask
 
 

@@ -12,12 +12,11 @@ from ..tables.intervals import covered_ns, merge_overlaps
 from ..tables.lanes import latest, map_unique
 from ..tables.notes import process_groups, to_record
 from ..tables.steps import StepIndex
-from ..tables.table import KERNEL, TRANSFERS, Array, Table, natural
+from ..tables.table import KERNEL, Array, Table, natural
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
-from .align import name_hash
+from .align import CALLS, name_hash
 
-_CALLS = re.compile(f"^(?:{'|'.join(TRANSFERS)})$")
 _ALL_CALLS = re.compile("^(?:c10d::|record_param_comms$)")
 _KERNELS = re.compile("(?:nccl|rccl).*(?:SendRecv|Generic)")
 _POINT_TO_POINT = re.compile("^(?:send|recv|)$")  # empty for calls that torch coalesced into one kernel
@@ -76,7 +75,7 @@ def transfers_of(trace: Trace, collectives: Collectives = "auto") -> Transfers |
         collectives: which kernels communicate.
     """
     operators = trace.operators
-    transfer, called = operators.matching("name", _CALLS), operators.matching("name", _ALL_CALLS)
+    transfer, called = operators.matching("name", CALLS), operators.matching("name", _ALL_CALLS)
     if not transfer.any():
         return None
     rows = np.flatnonzero(transfer if trace.gpu else called)
@@ -126,7 +125,7 @@ def _other_ends(trace: Trace, rows: Array) -> tuple[Array, Array, str]:
     peers, groups = np.full(len(operators) + 1, -1), np.zeros(len(operators) + 1, np.int64)
     peers[operators.parent[inner]], groups[operators.parent[inner]] = operators.peer[inner], operators.group[inner]
     peer, group = peers[rows], map_unique(groups[rows], lambda code: name_hash(trace.strings[code]))
-    transfer = operators.where(rows).matching("name", _CALLS)
+    transfer = operators.where(rows).matching("name", CALLS)
     unnamed = np.flatnonzero((peer < 0) & transfer)
     if not len(unnamed):
         return peer, group, ""
