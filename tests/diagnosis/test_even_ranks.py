@@ -57,9 +57,13 @@ def test_the_prediction_against_a_run_with_even_ranks(tmp_path: Path) -> None:
     measured = median(trace.window_ns / len(trace.steps) for trace in even)
     assert found.even_ns == pytest.approx(measured, rel=0.05)
     assert found.step_ns > 1.2 * measured
-    shown = " ".join(CliRunner().invoke(app, ["summarize", str(slow)]).output.split())
-    assert "Rank 2 arrives last at" in shown
-    assert re.search(r"With all ranks as fast as the median: 4\d\d ms instead of 5\d\d ms per step\.", shown)
+    shown = {
+        command: " ".join(CliRunner().invoke(app, [command, str(slow)]).output.split())
+        for command in ("summarize", "whatif")
+    }
+    assert "Rank 2 arrives last at" in shown["summarize"]
+    for text in shown.values():
+        assert re.search(r"With all ranks as fast as the median: 4\d\d ms instead of 5\d\d ms per step\.", text)
 
 
 @pytest.mark.parametrize("computes", [[[100] * 4] * 3, [[850] * 4, [200] * 4, [200] * 4], [[850, 100] * 2] * 3])

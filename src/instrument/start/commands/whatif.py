@@ -91,6 +91,8 @@ def whatif_command(
         show(console, what_if_report(guess))
         if read.source:
             show(console, [f"Replayed: {read.source}."])
+        if read.facts.job is not None and read.facts.job.even is not None:
+            show(console, [f"The whole job: {read.facts.job.even.text}"])
     if lane is not None:
         with cli.writing(lane):
             parts = add_critical_path(replayer.trace, critical_path(replayer), lane)
