@@ -441,20 +441,43 @@ def _parts(before: Mapping[Key, Amount], after: Mapping[Key, Amount]) -> tuple[P
 
 
 def _without(findings: Iterable[Finding], others: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings whose rule and place the others lack."""
-    places = set(map(_rule_and_place, others))
-    return tuple(each for each in findings if _rule_and_place(each) not in places)
+    """Return the findings whose cause the others lack; each of the others has one cause.
+
+    A line is the same if its function is, as an edit above moves it, and a cause without a line or a kernel is the
+    same wherever it costs most.
+    """
+    left, rest = list(findings), list(others)
+    for identity in (_rule_and_place, _rule_and_function, _rule_anywhere):
+        unmatched, left = left, []
+        for each in unmatched:
+            wanted = identity(each)
+            same = next((other for other in rest if wanted and identity(other) == wanted), None)
+            if same is None:
+                left.append(each)
+            else:
+                rest.remove(same)
+    return tuple(left)
 
 
 def _among(findings: Iterable[Finding], others: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings whose rule and place the others have, too."""
-    places = set(map(_rule_and_place, others))
-    return tuple(each for each in findings if _rule_and_place(each) in places)
+    """Return the findings whose cause the others have, too."""
+    findings = tuple(findings)
+    lacking = [id(each) for each in _without(findings, others)]
+    return tuple(each for each in findings if id(each) not in lacking)
 
 
 def _rule_and_place(finding: Finding) -> tuple[str, ...]:
     """Return what identifies a finding in both recordings: a DataLoader is the same with and without workers."""
     return finding.rule, *(_LOADER.sub("", str(part)) for part in finding.where._replace(step=None, rank=None))
+
+
+def _rule_and_function(finding: Finding) -> tuple[str, ...]:
+    site = finding.where.site
+    return (finding.rule, site.file, site.function) if site else ()
+
+
+def _rule_anywhere(finding: Finding) -> tuple[str, ...]:
+    return () if finding.where.site or finding.where.kernel else (finding.rule,)
 
 
 _NUMBERS = (
