@@ -9,6 +9,7 @@ import numpy as np
 
 from instrument.explain.replay.critical_path import add_critical_path, critical_path
 from instrument.explain.replay.replay import Change, Replayer
+from instrument.explain.replay.requests import Request
 from instrument.explain.replay.what_if import what_if
 from instrument.read.kineto.kineto import read_kineto
 from tests.support.loops import Loop
@@ -68,7 +69,7 @@ def test_path_without_a_region() -> None:
     """The path of the steps without a region has no work of this region, and adds up."""
     for name, region in (("a sleep", "sleep"), ("a sleep without a GPU", "sleep")):
         replayer = Replayer(run(CASES[name], changed=False, before=0).trace())
-        path = what_if(replayer, without=f"region:{region}").critical_path
+        path = what_if(replayer, Request(without=f"region:{region}")).critical_path
         assert path is not None
         assert {part.region for part in path.segments if part.kind == "overhead"} == {()}
         assert sum(part.duration_ns for part in path.segments) == path.total_ns

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from instrument.explain.replay.replay import Replayer, step_lengths
+from instrument.explain.replay.requests import Request
 from instrument.explain.replay.what_if import WhatIf, what_if
 from instrument.read.jobs.read import read_trace
 
@@ -338,7 +339,7 @@ def run(case: Case, *, changed: bool, steps: int = 5, before: int = 3) -> Machin
 
 
 def predicted(case: Case) -> WhatIf:
-    return what_if(Replayer(run(case, changed=False).trace()), **case.change)
+    return what_if(Replayer(run(case, changed=False).trace()), Request(**case.change))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -359,7 +360,7 @@ def test_a_gpu_that_lags_behind() -> None:
             machine.launch(60 * US)
 
     replayer = Replayer(run(Case(lagging, {}), changed=False, steps=3).trace())
-    predicted = [what_if(replayer, speed={".": factor}).step_ns for factor in (1, 1.2, 2, 100)]
+    predicted = [what_if(replayer, Request(speed={".": factor})).step_ns for factor in (1, 1.2, 2, 100)]
     assert predicted == sorted(predicted, reverse=True)
     # and the last kernel of the last step, which nothing hides
     assert 20 * 42 * US <= predicted[-1] <= predicted[-2] < 20 * 42 * US + 60 * US / 3

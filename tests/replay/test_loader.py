@@ -9,6 +9,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from instrument.explain.replay.replay import Replayer
+from instrument.explain.replay.requests import Request
 from instrument.explain.replay.step_waits import step_waits
 from instrument.explain.replay.what_if import WhatIf, what_if
 
@@ -55,7 +56,7 @@ def mean_of(program: Program) -> float:
 
 
 def predicted(program: Program, **change: Any) -> WhatIf:
-    guess = what_if(Replayer(run(program).trace()), **change)
+    guess = what_if(Replayer(run(program).trace()), Request(**change))
     assert guess.abstained is None
     return guess
 
@@ -103,8 +104,8 @@ LATE = Program(workers=2, load_ns=20 * MS, gpu_ns=6 * MS, cpu_ns=1 * MS)
 def test_only_the_loader_bounds(change: dict[str, Any]) -> None:
     """Nothing but faster loading wins where workers do not keep up, and the bound says so."""
     replayer = Replayer(run(LATE).trace())
-    assert what_if(replayer, **change).step_ns == pytest.approx(10 * MS, rel=0.01)
-    assert what_if(replayer, without="dataloader").step_ns == pytest.approx(7 * MS, rel=0.01)
+    assert what_if(replayer, Request(**change)).step_ns == pytest.approx(10 * MS, rel=0.01)
+    assert what_if(replayer, Request(without="dataloader")).step_ns == pytest.approx(7 * MS, rel=0.01)
     waits = step_waits(replayer)
     assert waits.bounds(10 * MS) == ["input"]
 
@@ -135,5 +136,5 @@ def test_a_wait_for_the_first_batch_of_an_epoch() -> None:
             machine.launch(2 * MS)
             machine.synchronize()
     replayer = Replayer(machine.trace())
-    without_kernels = what_if(replayer, speed={"compute": 10}).step_ns
+    without_kernels = what_if(replayer, Request(speed={"compute": 10})).step_ns
     assert without_kernels is not None and without_kernels < 1.3 * MS

@@ -135,8 +135,8 @@ def test_additive(one: list[int], two: list[int]) -> None:
                     with machine.region(name):
                         machine.work(ns)
     replayer = replayer_of(machine)
-    wins = [what_if(replayer, without=names).win_ns for names in (["region:one"], ["region:two"])]
-    both = what_if(replayer, without=["region:one", "region:two"])
+    wins = [what_if(replayer, Request(without=names)).win_ns for names in (["region:one"], ["region:two"])]
+    both = what_if(replayer, Request(without=["region:one", "region:two"]))
     assert both.win_ns == sum(win or 0 for win in wins) == sum(one) + sum(two)
 
 

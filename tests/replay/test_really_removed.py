@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import instrument
 from instrument.explain.replay.replay import Replayer, mean_ns
+from instrument.explain.replay.requests import Request
 from instrument.explain.replay.what_if import WhatIf, what_if
 from instrument.read.jobs.read import read_trace
 
@@ -85,7 +86,7 @@ def test_prediction(loop: Loop, without: str, tmp_path: Path) -> None:
     On a busy machine a step may take longer by itself: of three pairs of recordings, one has to agree.
     """
     for _ in range(3):
-        guess: WhatIf = what_if(record(loop, True, tmp_path / "before.json"), without=[without])
+        guess: WhatIf = what_if(record(loop, True, tmp_path / "before.json"), Request(without=[without]))
         measured = mean_ns(record(loop, False, tmp_path / "after.json").recorded_ns)
         assert guess.step_ns is not None
         if abs(guess.step_ns / measured - 1) < 0.1 and guess.before_ns > 1.3 * measured:

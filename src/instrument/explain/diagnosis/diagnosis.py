@@ -29,7 +29,7 @@ from ..metrics.pipelines import as_dict as pipeline_as_dict
 from ..metrics.roofline import Roofline, RooflineRow
 from ..replay.critical_path import CLASSES as PATH_CLASSES
 from ..replay.replay import Replayer
-from ..replay.requests import Speed, Words
+from ..replay.requests import Request, Speed, Words
 from ..replay.step_waits import WORK, StepWaits
 from ..replay.what_if import WhatIf, what_if
 from ..rules.rule import RULES, fix_of
@@ -286,24 +286,36 @@ class Diagnosis(Page):
         fuse: Words = (),
         fix: Words = (),
     ) -> WhatIf:
-        """Return the step as it would be with a change; see `instrument.explain.replay.what_if.what_if`.
+        """Return the step as it would be with a change, by a replay of the trace.
+
+        Args:
+            without: what costs nothing, in one text or several: "dataloader" (the loop's wait for its next batch),
+                "copies" (memcpys, the calls that launch them, and the waits for them), "sync" (all
+                synchronizations), "sync:FILE:LINE" (those at a line), "region:NAME" (all calls of a region, and
+                all that they launch).
+            speed: how many times as fast kernels become, by regular expressions that are searched in their names:
+                "kernel:gemm=2x", several such texts, or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be
+                left out. "region:NAME=2x": the CPU's work in all calls of a region, and all that they launch.
+            overlap: "communication": no other work waits for kernels that communicate.
+            launch: the part that the CPU's work still takes, such as "0.1x": all but the loop's waits for a batch
+                and for the GPU, as with CUDA graphs or a compiled step.
+            replace: how long each kernel of such a name takes, as with another kernel: "kernel:gemm=50us", several
+                such texts, or a mapping such as ``{"kernel:gemm": "50us"}``.
+            workers: how many workers load batches, where a DataLoader has none; or how many times as many as it
+                has, such as "2x".
+            fuse: "optimizer": one kernel updates all parameters.
+            fix: the names of rules: without what they find, as far as a replay shows it.
+
+        Raises:
+            TypeError: an argument has another type.
+            ValueError: a word is not one of these, or the trace has no such thing.
 
         >>> diagnosis.what_if(without="dataloader").step_ns  # doctest: +SKIP
         118246000
         """
         facts = self._replayed_facts()
-        return what_if(
-            facts.replayer,
-            without=without,
-            speed=speed,
-            overlap=overlap,
-            launch=launch,
-            replace=replace,
-            workers=workers,
-            fuse=fuse,
-            fix=fix,
-            fixed=partial(fix_of, facts),
-        )
+        request = Request(without, speed, overlap, launch, replace, workers, fuse, fix)
+        return what_if(facts.replayer, request, partial(fix_of, facts))
 
     def plan(self) -> Plan:
         """Return what to change first, and what each change wins after those before it."""

@@ -38,7 +38,7 @@ Fixed = Callable[[str], Change]
 
 @dataclass(frozen=True)
 class Request:
-    """What a user wants changed; the arguments of `instrument.explain.replay.what_if.what_if`, unchecked."""
+    """What a user wants changed: the arguments of `Diagnosis.what_if`, unchecked."""
 
     without: Words = ()
     speed: Speed | None = ()
@@ -116,6 +116,9 @@ class Request:
         if launch is not None:
             cheaper = SavedWork(1 - launch, but=graph.not_launching)
             yield f"with {100 * launch:g} % of the CPU's work", Change(work_saved=(cheaper,))
+
+
+NOTHING = Request()
 
 
 def joined(changes: Iterable[Change]) -> Change:

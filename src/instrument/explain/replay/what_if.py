@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from ...base.units import counted, duration
 from .critical_path import CLASSES, CriticalPath, critical_path
 from .replay import Replayer, mean_ns
-from .requests import Fixed, Request, Speed, Words, joined
+from .requests import NOTHING, Fixed, Request, joined
 
 
 @dataclass(frozen=True)
@@ -66,19 +65,7 @@ class WhatIf:
         return json.dumps(as_dict(self), indent=2, allow_nan=False)
 
 
-def what_if(
-    replayer: Replayer,
-    *,
-    without: Words = (),
-    speed: Speed | None = (),
-    overlap: Words = (),
-    launch: float | str | None = None,
-    replace: Words | Mapping[str, str] | None = (),
-    workers: int | str | None = None,
-    fuse: Words = (),
-    fix: Words = (),
-    fixed: Fixed | None = None,
-) -> WhatIf:
+def what_if(replayer: Replayer, request: Request = NOTHING, fixed: Fixed | None = None) -> WhatIf:
     """Return the step as it would be with a change.
 
     The trace is replayed: each event happens as soon as what it waits for is done. The CPU's own work, the
@@ -87,29 +74,13 @@ def what_if(
 
     Args:
         replayer: the replayer of the trace.
-        without: what costs nothing, in one text or several: "dataloader" (the loop's wait for its next batch),
-            "copies" (memcpys, the calls that launch them, and the waits for them), "sync" (all synchronizations),
-            "sync:FILE:LINE" (those at a line), "region:NAME" (all calls of a region, and all that they launch).
-        speed: how many times as fast kernels become, by regular expressions that are searched in their names:
-            "kernel:gemm=2x", several such texts, or a mapping such as ``{"kernel:gemm": 2}``. "kernel:" may be
-            left out. "region:NAME=2x": the CPU's work in all calls of a region, and all that they launch. None
-            changes nothing.
-        overlap: "communication": no other work waits for kernels that communicate.
-        launch: the part that the CPU's work still takes, such as "0.1x": all but the loop's waits for a batch and
-            for the GPU, as with CUDA graphs or a compiled step.
-        replace: how long each kernel of such a name takes, as with another kernel: "kernel:gemm=50us", several
-            such texts, or a mapping such as ``{"kernel:gemm": "50us"}``.
-        workers: how many workers load batches, where a DataLoader has none; or how many times as many as it has,
-            such as "2x".
-        fuse: "optimizer": one kernel updates all parameters.
-        fix: the names of rules: without what they find, as far as a replay shows it.
+        request: what is changed.
         fixed: returns the removal of what a rule finds, by its name.
 
     Raises:
-        TypeError: an argument has another type.
-        ValueError: a word is not one of these, or the trace has no such thing.
+        TypeError: a value has another type.
+        ValueError: a word is not one of those that are accepted, or the trace has no such thing.
     """
-    request = Request(without, speed, overlap, launch, replace, workers, fuse, fix)
     changes = [*request.changes(replayer, fixed)]
     before = mean_ns(replayer.recorded_ns)
     if not replayer.has_cpu:

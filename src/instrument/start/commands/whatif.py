@@ -70,18 +70,10 @@ def whatif_command(
         replayer = read.facts.replayer
         if lane is not None:
             check_copy(replayer.trace, lane, CATEGORY)
-        guess = what_if(
-            replayer,
-            without=without or [],
-            speed=speed or [],
-            overlap=overlap or [],
-            launch=launch,
-            replace=replace or [],
-            workers=workers,
-            fuse=fuse or [],
-            fix=fix or [],
-            fixed=partial(fix_of, read.facts),
+        request = Request(
+            without or (), speed or (), overlap or (), launch, replace or (), workers, fuse or (), fix or ()
         )
+        guess = what_if(replayer, request, partial(fix_of, read.facts))
         if lane is not None and guess.abstained:
             raise ValueError(f"no critical path can be added: {guess.abstained}")
     if as_json:
