@@ -45,6 +45,19 @@ def autograd_node() -> str | None:
     return running.name() if running is not None else None
 
 
+def node_functions() -> tuple[Callable[[], Any], Callable[[], int]] | None:
+    """Return functions for the autograd node that runs on this thread, or None, and the number of the next node.
+
+    ``node._sequence_nr()`` is the number of a node, in the order of `autograd_functions`. The result is None if this
+    version of torch lacks one of the names; operators of the backward pass then have no place.
+    """
+    import torch
+
+    node = getattr(torch._C, "_current_autograd_node", None)
+    number = getattr(torch.autograd, "_get_sequence_nr", None)
+    return None if node is None or number is None else (node, number)
+
+
 def backward_runner() -> tuple[Any, str] | None:
     """Return the owner and the name of the function that runs every backward pass; None without it."""
     import torch

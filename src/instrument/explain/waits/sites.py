@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 from ...base.findings import Site
@@ -55,6 +55,11 @@ def code_owner(filename: str) -> int:
     return LIBRARY if filename.startswith(_STANDARD) else USER
 
 
+def owner_of(code: CodeType) -> int:
+    """Return whose code this is: USER, LIBRARY or SKIPPED, as `code_owner` says of its file."""
+    return SKIPPED if code.co_name in _PASS_THROUGH_FUNCTIONS else code_owner(code.co_filename)
+
+
 def in_torch(filename: str) -> bool:
     """Return whether a file is part of torch."""
     return _path_in_torch(filename) is not None
@@ -87,7 +92,7 @@ def locate(frame: FrameType | None) -> Location:
     via: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        owned_by = SKIPPED if code.co_name in _PASS_THROUGH_FUNCTIONS else code_owner(code.co_filename)
+        owned_by = owner_of(code)
         if owned_by == USER:
             inner = via or frame
             return Location(_site_of(frame), _site_of(via), inner)
@@ -98,10 +103,12 @@ def locate(frame: FrameType | None) -> Location:
 
 
 def _site_of(frame: FrameType | None) -> Site | None:
-    if frame is None:
-        return None
-    code = frame.f_code
+    return None if frame is None else site_in(frame.f_code, frame.f_lineno or 0)
+
+
+def site_in(code: CodeType, line: int) -> Site:
+    """Return a line of ``code``."""
     filename = code.co_filename
     if not filename.startswith(os.sep) and Path(filename).exists():  # relative to the present current folder
         filename = str(Path(filename).absolute())
-    return _site(filename, frame.f_lineno or 0, getattr(code, "co_qualname", code.co_name))
+    return _site(filename, line, getattr(code, "co_qualname", code.co_name))

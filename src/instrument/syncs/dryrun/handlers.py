@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.dlpack import DLDeviceType
 
 from ...explain.waits.operations import FROM_GPU
+from ..counting.calls import Memory
 from ..transfer import Transfer, is_gathered, parse_cuda, parse_to
 from .dataless import note
 from .rules import CPU_CHECKS, record_transfer
@@ -101,7 +102,9 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
         pinned = tags.get(source) is PINNED if up else non_blocking
         gathered = up and is_gathered(source, dtype, memory_format=memory_format)
         record_transfer(mode.state, name, up, pinned, non_blocking, size_of(source), gathered=gathered)
-    out = mode.run_quietly(source.to, dtype=dtype, copy=True, memory_format=memory_format)
+        memory: Memory = "gpu" if up else "pinned" if pinned else "cpu"
+        mode.state.count_copy(source, memory, dtype=dtype, non_blocking=non_blocking)
+    out = mode.run_on_host(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out
 
@@ -157,16 +160,20 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
         held = [t for t in tensors(data) if mode.tags.device(t) is not None]
         if held:
             state.record_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
+            for each in held:
+                state.count_copy(each, "cpu")
         if state.fake is not None and next(tensors(data), None) is not None:
             data = state.fake.run_with_data(lambda real: tree_map_only(T, T.tolist, real), data)
             args = (args[0], data, *args[2:]) if method else (data, *args[1:])
     up = own != target and target is not None and (not isinstance(data, T) or data.numel())
     if not up and own is not None and target is None and kwargs["device"].type == "cpu":
         state.record_sync(name, FROM_GPU, "D2H", size_of(data))
+        state.count_copy(data, "cpu")
     out = _create_quietly(mode, func, args, kwargs)
     if up and out.numel():
         pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
         record_transfer(state, name, True, pinned, False, size_of(out))
+        state.count_copy(out, "gpu", source="pinned" if pinned else "cpu")
     if out is data and own != target:
         out = data.clone()
     if target is not None or own is not None:
@@ -176,7 +183,7 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
 
 def _create_quietly(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     pinned = kwargs.get("pin_memory", False)
-    out = mode.run_quietly(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
+    out = mode.run_on_host(func, *args, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
     if pinned:
         mode.tags.put(out, PINNED)
     return out
@@ -193,6 +200,7 @@ def _new(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, A
     if device is not None:
         if len(args) > 1 and not isinstance(args[1], (int, T)):
             record_transfer(mode.state, "new", True, False, False, size_of(out))
+            mode.state.count_copy(out, "gpu", source="cpu")
         mode.tags.put(out, device)
     return out
 
@@ -237,6 +245,7 @@ def _numpy(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str,
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
         mode.state.record_sync("numpy", FROM_GPU, "D2H", size_of(source))
+        mode.state.count_copy(source, "cpu")
     if mode.state.fake is not None:
         return mode.state.fake.run_with_data(lambda real: real.detach().numpy(), source)
     return func(*args, **kwargs)
@@ -247,7 +256,8 @@ def _read_all(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     if mode.tags.device(args[0]) is not None:
         copied = () if func is T.__format__ else (FROM_GPU, "D2H", size_of(args[0]))
         mode.state.record_sync(func.__name__, *copied)
-    run = mode.run_quietly if mode.state.fake is None else mode.state.fake.run_with_data
+        mode.state.count_copy(args[0], "cpu")
+    run = mode.run_on_host if mode.state.fake is None else mode.state.fake.run_with_data
     return run(func, *args, **kwargs)
 
 

@@ -29,6 +29,7 @@ from torch.utils.data._utils import worker
 
 from ...base.patch import Patch
 from ...explain.waits.operations import FROM_GPU, FROM_PAGEABLE
+from ..counting.calls import Memory
 from . import handlers
 from .dataless import note
 from .rules import record_transfer
@@ -275,6 +276,7 @@ def _storages(state: RunState) -> Iterator[Replacement]:
         if device is None:
             return original(storage)
         state.record_sync("save", FROM_GPU, "D2H", storage.nbytes())
+        state.count_copy(storage, "cpu", source="gpu")
         return str(device)
 
     def restore_location(original: Any, storage: Any, location: Any) -> Any:
@@ -282,6 +284,7 @@ def _storages(state: RunState) -> Iterator[Replacement]:
         if device is None:
             return original(storage, location)
         state.record_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
+        state.count_copy(storage, "gpu")
         tags.put_storage(storage, device)
         return storage
 
@@ -312,6 +315,8 @@ def _storages(state: RunState) -> Iterator[Replacement]:
         if up != (tags.storage_device(source) is not None):
             pinned = tags.storage_tag(source if up else storage) is PINNED
             record_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
+            host: Memory = "pinned" if pinned else "cpu"
+            state.count_copy(source, "gpu" if up else host, source=host if up else "gpu")
         return storage
 
     def named(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -379,6 +384,7 @@ def _dataless(state: RunState) -> Iterator[Replacement]:
         restored = tags.storage_device(data) is not None  # by torch 2.6, which calls restore_location itself
         if device is not None and put is None and not restored:
             state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
+            state.count_copy(data, "gpu")
         real = "meta" if str(chosen_device) == "meta" else "cpu"
         out = torch.empty_strided(size, stride, dtype=storage.dtype, device=real)
         tags.put(out, device if where is not None else device or tags.storage_device(data))

@@ -33,6 +33,7 @@ from ...record.regions import dispatch
 from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
 from .. import coverage
+from ..counting.recorder import CallRecorder
 from ..budget import Budget
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
@@ -274,9 +275,13 @@ _TOO_EARLY = (
 class DryRun:
     """One dry run, from its start to its report."""
 
-    def __init__(self, path: RegionPath, fake: bool, budget: Budget, script: bool, step_on: str | None) -> None:
+    def __init__(
+        self, path: RegionPath, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool
+    ) -> None:
         self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
+        if counts:
+            self.state.calls = CallRecorder(self.recorder, path.names, self.state.memory)
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
         self._script = script
@@ -327,6 +332,8 @@ class DryRun:
         self.recorder.clear()
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.state.budget.clear()
+        if self.state.calls is not None:
+            self.state.calls.clear()
 
     def _on_optimizer_made(self, _: Any) -> None:
         """Note that an optimizer is made: everything before belongs to no step."""
@@ -345,6 +352,8 @@ class DryRun:
     def _on_restart(self) -> None:
         """Make everything so far a part of step 0, as a stronger sign of steps was found."""
         self.recorder.restart(None if self.recorder.step is None else 0)
+        if self.state.calls is not None:
+            self.state.calls.restart(self.recorder.step)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
 
     def _why_nothing_on_gpu(self) -> str:
@@ -403,7 +412,7 @@ def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByS
 
 @contextlib.contextmanager
 def dry_run_context(
-    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None
+    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None, counts: bool = True
 ) -> Iterator[DryRun]:
     """Install the pretended GPU, and watch the block."""
     if coverage.dry_run_active:
@@ -411,7 +420,7 @@ def dry_run_context(
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
-            run = _set_up(stack, fake, budget, script, step_on)
+            run = _set_up(stack, fake, budget, script, step_on, counts)
         yield run
     finally:
         try:
@@ -421,14 +430,16 @@ def dry_run_context(
             stack.close()  # if it was interrupted before it began
 
 
-def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None) -> DryRun:
+def _set_up(
+    stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool
+) -> DryRun:
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(setattr, coverage, "dry_run_active", False)
     coverage.dry_run_active = True
     path = RegionPath(budget.note_region if budget.given else None)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
-    run = DryRun(path, fake, budget, script, step_on)
+    run = DryRun(path, fake, budget, script, step_on, counts)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()
@@ -436,7 +447,8 @@ def _set_up(stack: contextlib.ExitStack, fake: bool, budget: Budget, script: boo
     stack.callback(run.follower.remove)
     run.follower.follow()
 
-    for patch in run.recorder.patches():
+    patches = [*run.recorder.patches(), *(run.state.calls.patches() if run.state.calls is not None else ())]
+    for patch in patches:
         patch.apply_in(stack)
     stack.enter_context(modes(run.state))
     return run

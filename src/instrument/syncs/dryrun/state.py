@@ -27,6 +27,8 @@ from ...explain.waits import sites
 from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
 from ..budget import Budget
+from ..counting.calls import Memory, TensorInfo
+from ..counting.recorder import CallRecorder
 from ..listener import LiveRecorder
 
 PINNED = "pinned"
@@ -164,6 +166,7 @@ class ThreadState:
         functions: the thread's function mode.
         foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
+        uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
     """
 
     call: str = ""
@@ -174,6 +177,7 @@ class ThreadState:
     functions: Any = None
     foreign_depth: int = 0
     depth: int = 0
+    uncounted_depth: int = 0
 
 
 class _Threads(threading.local):
@@ -188,6 +192,7 @@ class RunState:
         self.recorder = recorder
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
+        self.calls: CallRecorder | None = None
         self.tags = Tags()
         self._threads = _Threads()
         self.code_ran_before = False  # code that may have chosen a device ran before the run
@@ -199,6 +204,33 @@ class RunState:
     def thread(self) -> ThreadState:
         """The state of the calling thread."""
         return self._threads.state
+
+    def memory(self, tensor: Any) -> Memory:
+        """Return where ``tensor`` is on a machine with a GPU."""
+        tag = self.tags.get(tensor)
+        return "cpu" if tag is None else "pinned" if tag is PINNED else "gpu"
+
+    def count_copy(
+        self, tensor: Any, target: Memory, *, dtype: torch.dtype | None = None, non_blocking: bool = False,
+        source: Memory | None = None,
+    ) -> None:  # fmt: skip
+        """Count a copy of ``tensor`` to or from the GPU that no counted operator makes.
+
+        Args:
+            tensor: what is copied; a storage, or a tensor.
+            target: where to.
+            dtype: the type of the copy; None for that of ``tensor``.
+            non_blocking: whether the CPU goes on meanwhile.
+            source: where ``tensor`` is; None if it is itself there.
+        """
+        if self.calls is None or self.thread.uncounted_depth:
+            return
+        if isinstance(tensor, _TENSOR):
+            about = tuple(map(int, tensor.shape)), tensor.stride(), tensor.dtype
+            source = source or self.memory(tensor)
+        else:
+            about = (tensor.nbytes(),), (1,), torch.uint8
+        self.calls.add_copy(TensorInfo(*about, 0, source or "cpu"), target, dtype=dtype, non_blocking=non_blocking)
 
     @contextmanager
     def named_call(self, call: str) -> Iterator[None]:

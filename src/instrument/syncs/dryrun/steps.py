@@ -214,6 +214,7 @@ class StepRecorder(LiveRecorder):
         updates: the number of steps so far; the last of them may not have ended.
         max_steps: the number of steps after which the program ends; None means no limit.
         stopper: ends the program.
+        in_unwanted_step: whether the program is in a step beyond `max_steps`.
         in_step: whether the step of the last update has not ended.
         step: the number of the step, from 1 on; 0 before the first update, None before an optimizer is made.
     """
@@ -230,7 +231,7 @@ class StepRecorder(LiveRecorder):
         self._begin: Place = ()  # of the last backward pass
         self._marked = False  # whether the program says where steps end
         self._update = StepPlace((), ())
-        self._in_unwanted_step = False
+        self.in_unwanted_step = False
 
     def patches(self) -> Iterator[Patch]:
         """Return what must be patched."""
@@ -253,12 +254,12 @@ class StepRecorder(LiveRecorder):
 
     def make_event(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
         """As in `LiveRecorder`."""
-        self._look(frame)
+        self.look(frame)
         return super().make_event(op, cause, frame, **more)
 
     def add(self, event: SyncEvent) -> None:
         """Count ``event``, unless it belongs to a step beyond the limit."""
-        if not self._in_unwanted_step:
+        if not self.in_unwanted_step:
             super().add(event)
 
     @property
@@ -266,15 +267,15 @@ class StepRecorder(LiveRecorder):
         return self.max_steps is not None and self.updates >= self.max_steps
 
     @guard.contained(FEATURE)
-    def _look(self, frame: FrameType | None, *, begins: bool = False) -> None:
-        """End the step if the program has left it; ``begins``: a forward or backward pass begins now."""
+    def look(self, frame: FrameType | None, *, begins: bool = False) -> None:
+        """End the step of the last update if the program has left it; ``begins``: a forward or backward pass begins now."""
         if not self.in_step or (get_ident() != self._thread and running(self._thread)):
             return
         position = self._update.position(place_of(frame, self._outermost))
         if not self._marked and (position == "same iteration" or (position == "same call" and not begins)):
             return
         self._end_step()
-        self._in_unwanted_step = self._limit_reached and position != "after the loop"
+        self.in_unwanted_step = self._limit_reached and position != "after the loop"
 
     def _end_step(self) -> None:
         if self.in_step:
@@ -293,7 +294,7 @@ class StepRecorder(LiveRecorder):
 
     def _begins(self, frame: FrameType) -> None:
         """Note that a forward or backward pass begins, which ends the program if the step is beyond the limit."""
-        self._look(frame, begins=True)
+        self.look(frame, begins=True)
         if self._limit_reached and not self.in_step:
             self._stop()
 

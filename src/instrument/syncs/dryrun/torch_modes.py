@@ -42,6 +42,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         self._state = state
         self._thread = state.thread
         self._first_device = state.tags.first_device
+        if state.calls is not None:
+            state.calls.watch_thread()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -49,7 +51,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         """Run one operator."""
         if types and not _PLAIN_TYPES.issuperset(types):
             return NotImplemented  # a tensor subclass goes first, and its own operators come back here
-        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():  # in the backward pass, it would see each look at a shape
+            return self._run(func, args, kwargs or {})
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, HigherOrderOperator):
             return self._run_higher_order(func, args, kwargs)
         rule = _RULES.get(func)
@@ -84,6 +89,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                 state.tags.put(outputs, device)
             if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
+            if state.calls is not None and not thread.uncounted_depth:
+                state.calls.add(func, args, kwargs, out, mixed=rule.check is not None)
         return out
 
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -262,6 +269,14 @@ class FunctionMode(TorchFunctionMode):
             return CPU
         real: torch.device = torch.device(device)
         return real if self.state.fake is None else self.state.fake.existing_device(real)
+
+    def run_on_host(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run ``func`` quietly; its operators are not those of a GPU."""
+        self.thread.uncounted_depth += 1
+        try:
+            return self.run_quietly(func, *args, **kwargs)
+        finally:
+            self.thread.uncounted_depth -= 1
 
     def run_quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; its reads on the CPU do not count as synchronizations."""

@@ -1,0 +1,313 @@
+"""Finds where an operator is called: pass, region, module and the user's line.
+
+A walk over all frames up to the user's line would take most of the time of a run. The walk ends at the call of the
+innermost module, which remembers what it found outside. An operator of the backward pass has the place of its
+forward operator, by the number that autograd gives to the node between both.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from array import array
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from ...base.compat import autograd
+from ...base.findings import Site
+from ...base.patch import Patch, leave_no_frame
+from ...explain.waits import sites
+from .calls import Phase, Place
+
+_MODULE, _UPDATE = -1, -2  # owners of code besides those of `sites`
+_UPDATING = tuple(
+    f"{os.sep}torch{os.sep}{path.replace('/', os.sep)}"
+    for path in ("optim/", "nn/utils/clip_grad.py", "amp/grad_scaler.py")
+)
+_SCALES_LOSS = ("scale", "apply_scale", "_lazy_init_scale_growth_tracker")  # functions of the last one
+_Line = tuple[int, int]  # of a code object and an instruction
+_NO_LINE: _Line = (0, 0)
+
+
+class Lines(NamedTuple):
+    """The lines of a call.
+
+    Attributes:
+        site: the user's line.
+        via: the innermost line of a library.
+        updates: whether an optimizer makes the call.
+    """
+
+    site: _Line
+    via: _Line
+    updates: bool
+
+
+class _ModuleCall:
+    """A running call of a module; ``outside`` are the lines of the call itself, once they are known."""
+
+    __slots__ = ("in_backward", "outside", "path")
+
+    def __init__(self, path: str, in_backward: bool, outside: Lines | None = None) -> None:
+        self.path = path
+        self.in_backward = in_backward
+        self.outside = outside
+
+
+class ThreadPlaces:
+    """What is known of one thread.
+
+    Attributes:
+        modules: the running calls of modules, outermost first.
+        creates_graph: whether the running backward pass creates a graph itself.
+        last_backward: the index of the place of the previous operator of a backward pass; -1 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.modules: list[_ModuleCall] = []
+        self.creates_graph = False
+        self.last_backward = -1
+        self._first = 0  # the number of the autograd node that the first of `_made` is about
+        self._made = array("i")  # for each node of this thread, the index of the place that made it
+
+    def made_by(self, node: Any) -> int | None:
+        """Return the index of the place that made an autograd node; None if it is not known."""
+        offset = node._sequence_nr() - self._first
+        return self._made[offset] if 0 <= offset < len(self._made) else None
+
+    def note_nodes(self, next_number: int, index: int) -> None:
+        """Note that the nodes that this thread made since the last operator belong to the one at ``index``.
+
+        Torch makes the node of an operator before it runs it. Nodes that it made before that belong to the previous
+        operator.
+        """
+        made = self._made
+        if not made:
+            self._first = max(next_number - 1, 0)
+        missing = next_number - self._first - len(made)
+        if missing > 0:
+            made.extend([made[-1] if made else index] * (missing - 1))
+            made.append(index)
+
+
+class Places:
+    """The places of one run.
+
+    Args:
+        path: returns the names of the regions that are open on this thread.
+
+    Attributes:
+        places: the distinct places.
+    """
+
+    def __init__(self, path: Callable[[], tuple[str, ...]]) -> None:
+        self.places: list[Place] = []
+        self._path = path
+        self._names = _ModuleNames()
+        self._codes = _Codes()
+        self._index_of: dict[Place, int] = {}
+        self._index_by_key: dict[tuple[Any, ...], int] = {}
+        self._lines_of: dict[int, Lines] = {}
+        self._backward_of: dict[int, int] = {}
+        self._node, self._next_number = autograd.node_functions() or (lambda: None, lambda: 0)
+
+    def find(self, thread: ThreadPlaces, frame: FrameType | None) -> int:
+        """Return the index of the place of an operator that ``frame`` calls on ``thread`` now."""
+        node = self._node()
+        if node is None:
+            index = self._walk(thread, frame, "forward")
+        elif (thread.modules and thread.modules[-1].in_backward) or (
+            torch.is_grad_enabled() and not thread.creates_graph
+        ):
+            index = self._walk(thread, frame, "recomputed")
+        else:
+            index = thread.last_backward = self._backward(thread, node)
+        thread.note_nodes(self._next_number(), index)
+        return index
+
+    def _backward(self, thread: ThreadPlaces, node: Any) -> int:
+        """Return the place of an operator in an autograd node; gradients are added at that of the previous one."""
+        forward = thread.made_by(node)
+        if forward is None:
+            last = thread.last_backward
+            return last if last >= 0 else self._add(Place("backward", (), "", None, None))
+        index = self._backward_of.get(forward)
+        if index is None:
+            index = self._backward_of[forward] = self._add(self.places[forward]._replace(phase="backward"))
+        return index
+
+    def _walk(self, thread: ThreadPlaces, frame: FrameType | None, phase: Phase) -> int:
+        lines = self._codes.lines(thread.modules, frame)
+        module = thread.modules[-1].path if thread.modules else ""
+        if lines.updates and not module and phase == "forward":
+            phase = "optimizer"
+        key = phase, self._path(), module, lines
+        index = self._index_by_key.get(key)
+        if index is None:
+            site, via = self._codes.site(lines.site), self._codes.site(lines.via)
+            index = self._index_by_key[key] = self._add(Place(phase, key[1], module, site, via))
+            self._lines_of.setdefault(index, lines)
+        return index
+
+    def _add(self, place: Place) -> int:
+        index = self._index_of.get(place)
+        if index is None:
+            index = self._index_of[place] = len(self.places)
+            self.places.append(place)
+        return index
+
+    def begin_module(self, thread: ThreadPlaces, module: Any) -> None:
+        """Note that ``thread`` calls ``module``."""
+        outer = thread.modules[-1] if thread.modules else None
+        path = self._names.path(module, outer.path if outer is not None else "")
+        node = self._node()
+        if node is None or (outer is not None and outer.in_backward):
+            thread.modules.append(_ModuleCall(path, outer is not None and outer.in_backward))
+            return
+        forward = thread.made_by(node)  # the call is the one that made this node, once more
+        thread.modules.append(_ModuleCall(path, True, None if forward is None else self._lines_of.get(forward)))
+
+
+class _Codes:
+    """The code that frames run: whose it is, and its lines."""
+
+    def __init__(self) -> None:
+        self._owners: dict[int, int] = {}
+        self._codes: dict[int, CodeType] = {}  # kept alive, as their ids are keys
+        self._updates: dict[_Line, bool] = {}
+
+    def lines(self, modules: list[_ModuleCall], frame: FrameType | None) -> Lines:
+        """Return the lines of what ``frame`` calls, inside the running calls of ``modules``."""
+        owners, depth = self._owners, len(modules)
+        found, via = Lines(_NO_LINE, _NO_LINE, False), _NO_LINE
+        updates = False
+        passed: list[tuple[_ModuleCall, _Line]] = []
+        while frame is not None:
+            code = frame.f_code
+            owner = owners.get(id(code))
+            if owner is None:
+                owner = self._owner(code)
+            if owner == sites.USER:
+                line = id(code), frame.f_lasti
+                found = Lines(line, _NO_LINE, self._is_update(line, frame))
+                break
+            if owner == _MODULE and depth:
+                depth -= 1
+                outside = modules[depth].outside
+                if outside is not None:
+                    found = outside
+                    break
+                passed.append((modules[depth], via))
+                via = _NO_LINE
+            elif owner in (sites.LIBRARY, _UPDATE):
+                updates = updates or owner == _UPDATE
+                via = via if via[0] else (id(code), frame.f_lasti)
+            frame = frame.f_back
+        if via[0] or updates:
+            found = Lines(found.site, via if via[0] else found.via, found.updates or updates)
+        for call, inner in reversed(passed):
+            call.outside = found
+            found = found._replace(via=inner) if inner[0] else found
+        return found
+
+    def _owner(self, code: CodeType) -> int:
+        self._codes[id(code)] = code
+        owner = sites.owner_of(code)
+        if code.co_name == _CALL:
+            owner = _MODULE
+        elif any(part in code.co_filename for part in _UPDATING) and code.co_name not in _SCALES_LOSS:
+            owner = _UPDATE
+        self._owners[id(code)] = owner
+        return owner
+
+    def _is_update(self, line: _Line, frame: FrameType) -> bool:
+        """Return whether an optimizer of the program's own has this line."""
+        known = self._updates.get(line)
+        if known is None:
+            outer = frame.f_back
+            while outer is not None and self._owner(outer.f_code) != _UPDATE:
+                outer = outer.f_back
+            known = self._updates[line] = outer is not None
+        return known
+
+    def site(self, line: _Line) -> Site | None:
+        """Return a line as the user sees it."""
+        code = self._codes.get(line[0])
+        if code is None:
+            return None
+        number = next((row for first, end, row in code.co_lines() if first <= line[1] < end), None)
+        return sites.site_in(code, number or code.co_firstlineno)
+
+
+class _ModuleNames:
+    """The paths of modules: from the outermost one that the program calls, which has the name of its class."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
+
+    def path(self, module: Any, outer: str) -> str:
+        """Return the path of ``module``, which is called inside the module with the path ``outer``."""
+        known = self._known.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        name = type(module).__name__
+        path = f"{outer}.{name}" if outer else name
+        for inner, held in module.named_modules():
+            if not outer or id(held) not in self._known:
+                self._known[id(held)] = weakref.ref(held), f"{path}.{inner}" if inner else path
+        return path
+
+
+def patches(places: Places, thread_places: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
+    """Return what must be patched.
+
+    Args:
+        places: the places of the run.
+        thread_places: returns what is known of the calling thread; None if it is not watched.
+    """
+
+    def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def instrumented_module_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            thread = thread_places()
+            if thread is None:
+                return original(module, *args, **kwargs)
+            places.begin_module(thread, module)
+            try:
+                return original(module, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                thread.modules.pop()
+
+        return instrumented_module_call
+
+    def make_pass(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def run(outputs: Any, gradients: Any, keep: bool, creates_graph: bool, *args: Any, **kwargs: Any) -> Any:
+            thread = thread_places()
+            if thread is None:
+                return original(outputs, gradients, keep, creates_graph, *args, **kwargs)
+            before, thread.creates_graph = thread.creates_graph, creates_graph
+            try:
+                return original(outputs, gradients, keep, creates_graph, *args, **kwargs)
+            except BaseException as error:
+                leave_no_frame(error)
+                raise
+            finally:
+                thread.creates_graph = before
+
+        return run
+
+    yield Patch(torch.nn.Module, "__call__", make_call)
+    runner = autograd.backward_runner()
+    if runner is not None:
+        yield Patch(*runner, make_pass)
+
+
+_CALL = "instrumented_module_call"
