@@ -1,7 +1,7 @@
 """The record of a dry run: which operators were called on the GPU, where, and in which order.
 
-Equal calls are one `Call`, and equal places one `Place`, so that a long run stays small: the order is a sequence of
-pairs of numbers.
+Equal calls are one `Call`, and equal places one `Place`, so that a long run stays small: the order is a sequence
+of pairs of numbers.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ Argument = Any  # a TensorInfo, a number, a text, None, or a tuple of these
 class Call:
     """An operator with its arguments; equal calls of one run are one object.
 
+    Operators that only make a view launch nothing on a GPU, and are recorded without arguments and results.
+
     Attributes:
         name: the operator as torch.profiler names it, such as "aten::addmm".
         operator: torch's object for its overload.
@@ -116,10 +118,10 @@ class Place(NamedTuple):
     """Where a program calls an operator.
 
     Attributes:
-        phase: the pass; "recomputed" is the forward pass that the backward pass runs again, as under checkpointing.
-            What is in no pass, such as the copies of a batch, is in "forward"; the clipping of gradients is in
-            "optimizer".
-        region: the names of the open regions, outermost first; in the backward pass, those of the forward operator.
+        phase: the pass; "recomputed" is the forward pass that the backward pass runs again, as under
+            checkpointing. What is in no pass, such as the copies of a batch, is in "forward"; the clipping of
+            gradients is in "optimizer".
+        region: the names of the open regions, outermost first; in the backward pass those of the forward operator.
         module: the path of the innermost module, such as "Model.layers.0.attention"; empty outside modules.
         site: the user's line; in the backward pass, that of the forward operator. None if it is not known.
         via: the innermost line of a library below the user's line; None if there is none.

@@ -13,7 +13,7 @@ import weakref
 from array import array
 from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,20 +31,11 @@ _UPDATING = tuple(
 _SCALES_LOSS = ("scale", "apply_scale", "_lazy_init_scale_growth_tracker")  # functions of the last one
 _Line = tuple[int, int]  # of a code object and an instruction
 _NO_LINE: _Line = (0, 0)
+UNKNOWN, OUTSIDE = -1, -2
 
 
-class Lines(NamedTuple):
-    """The lines of a call.
-
-    Attributes:
-        site: the user's line.
-        via: the innermost line of a library.
-        updates: whether an optimizer makes the call.
-    """
-
-    site: _Line
-    via: _Line
-    updates: bool
+Lines = tuple[_Line, _Line, bool]
+"""The lines of a call: the user's, the innermost one of a library, and whether an optimizer makes the call."""
 
 
 class _ModuleCall:
@@ -64,6 +55,8 @@ class ThreadPlaces:
     Attributes:
         modules: the running calls of modules, outermost first.
         creates_graph: whether the running backward pass creates a graph itself.
+        in_call: the index of the place of the running call of a torch function; `UNKNOWN` if it has made no
+            operator yet, `OUTSIDE` outside such calls.
         last_backward: the index of the place of the previous operator of a backward pass; -1 before the first.
     """
 
@@ -71,6 +64,8 @@ class ThreadPlaces:
         self.modules: list[_ModuleCall] = []
         self.creates_graph = False
         self.last_backward = -1
+        self.in_call = OUTSIDE
+        self.next_number = 0  # of the autograd node after the last one in `_made`
         self._first = 0  # the number of the autograd node that the first of `_made` is about
         self._made = array("i")  # for each node of this thread, the index of the place that made it
 
@@ -82,16 +77,16 @@ class ThreadPlaces:
     def note_nodes(self, next_number: int, index: int) -> None:
         """Note that the nodes that this thread made since the last operator belong to the one at ``index``.
 
-        Torch makes the node of an operator before it runs it. Nodes that it made before that belong to the previous
-        operator.
+        Torch makes the node of an operator before it runs it. Nodes that it made before that belong to the
+        previous operator.
         """
         made = self._made
         if not made:
             self._first = max(next_number - 1, 0)
         missing = next_number - self._first - len(made)
-        if missing > 0:
-            made.extend([made[-1] if made else index] * (missing - 1))
-            made.append(index)
+        made.extend([made[-1] if made else index] * (missing - 1))
+        made.append(index)
+        self.next_number = next_number
 
 
 class Places:
@@ -113,20 +108,28 @@ class Places:
         self._index_by_key: dict[tuple[Any, ...], int] = {}
         self._lines_of: dict[int, Lines] = {}
         self._backward_of: dict[int, int] = {}
+        self._node: Callable[[], Any]
+        self._next_number: Callable[[], int]
         self._node, self._next_number = autograd.node_functions() or (lambda: None, lambda: 0)
 
     def find(self, thread: ThreadPlaces, frame: FrameType | None) -> int:
         """Return the index of the place of an operator that ``frame`` calls on ``thread`` now."""
         node = self._node()
         if node is None:
-            index = self._walk(thread, frame, "forward")
+            index = thread.in_call
+            if index < 0:
+                index = self._walk(thread, frame, "forward")
+                if thread.in_call == UNKNOWN:
+                    thread.in_call = index
         elif (thread.modules and thread.modules[-1].in_backward) or (
             torch.is_grad_enabled() and not thread.creates_graph
         ):
             index = self._walk(thread, frame, "recomputed")
         else:
             index = thread.last_backward = self._backward(thread, node)
-        thread.note_nodes(self._next_number(), index)
+        number = self._next_number()
+        if number > thread.next_number:
+            thread.note_nodes(number, index)
         return index
 
     def _backward(self, thread: ThreadPlaces, node: Any) -> int:
@@ -141,15 +144,15 @@ class Places:
         return index
 
     def _walk(self, thread: ThreadPlaces, frame: FrameType | None, phase: Phase) -> int:
-        lines = self._codes.lines(thread.modules, frame)
+        lines = site, via, updates = self._codes.lines(thread.modules, frame)
         module = thread.modules[-1].path if thread.modules else ""
-        if lines.updates and not module and phase == "forward":
+        if updates and not module and phase == "forward":
             phase = "optimizer"
         key = phase, self._path(), module, lines
         index = self._index_by_key.get(key)
         if index is None:
-            site, via = self._codes.site(lines.site), self._codes.site(lines.via)
-            index = self._index_by_key[key] = self._add(Place(phase, key[1], module, site, via))
+            place = Place(phase, key[1], module, self._codes.site(site), self._codes.site(via))
+            index = self._index_by_key[key] = self._add(place)
             self._lines_of.setdefault(index, lines)
         return index
 
@@ -183,7 +186,7 @@ class _Codes:
     def lines(self, modules: list[_ModuleCall], frame: FrameType | None) -> Lines:
         """Return the lines of what ``frame`` calls, inside the running calls of ``modules``."""
         owners, depth = self._owners, len(modules)
-        found, via = Lines(_NO_LINE, _NO_LINE, False), _NO_LINE
+        site = via = _NO_LINE
         updates = False
         passed: list[tuple[_ModuleCall, _Line]] = []
         while frame is not None:
@@ -192,14 +195,15 @@ class _Codes:
             if owner is None:
                 owner = self._owner(code)
             if owner == sites.USER:
-                line = id(code), frame.f_lasti
-                found = Lines(line, _NO_LINE, self._is_update(line, frame))
+                site = id(code), frame.f_lasti
+                updates = updates or self._is_update(site, frame)
                 break
             if owner == _MODULE and depth:
                 depth -= 1
                 outside = modules[depth].outside
                 if outside is not None:
-                    found = outside
+                    site, outer, updates = outside
+                    via = via if via[0] else outer
                     break
                 passed.append((modules[depth], via))
                 via = _NO_LINE
@@ -207,12 +211,10 @@ class _Codes:
                 updates = updates or owner == _UPDATE
                 via = via if via[0] else (id(code), frame.f_lasti)
             frame = frame.f_back
-        if via[0] or updates:
-            found = Lines(found.site, via if via[0] else found.via, found.updates or updates)
         for call, inner in reversed(passed):
-            call.outside = found
-            found = found._replace(via=inner) if inner[0] else found
-        return found
+            call.outside = site, via, updates
+            via = inner if inner[0] else via
+        return site, via, updates
 
     def _owner(self, code: CodeType) -> int:
         self._codes[id(code)] = code

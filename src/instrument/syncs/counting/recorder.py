@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType, NoneType
 from typing import Any, Protocol
@@ -17,7 +16,10 @@ from .places import Places, ThreadPlaces, patches
 
 FEATURE = "counting operators"
 _TO_COPY = torch.ops.aten._to_copy.default
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_STRIDED = torch.strided
+_LONG = 8  # tensors; the strides in longer lists do not tell calls apart
+_VIEW, _DYNAMIC, _ORDINARY = range(3)  # kinds of operators: of the second, arguments do not determine the results
 _VALUES = frozenset((
     int, float, bool, complex, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format,
 ))  # fmt: skip
@@ -46,115 +48,139 @@ class CallRecorder:
         record: what was recorded so far.
     """
 
-    def __init__(
-        self, steps: Steps, path: Callable[[], tuple[str, ...]], memory: Callable[[Any], Memory]
-    ) -> None:
+    def __init__(self, steps: Steps, path: Callable[[], tuple[str, ...]], memory: Callable[[Any], Memory]) -> None:
         self._steps = steps
         self._places = Places(path)
         self._memory = memory
         self.record = CallRecord(places=self._places.places)
         self._index_of: dict[tuple[Any, ...], int] = {}
-        self._has_dynamic_results: dict[Any, bool] = {}
+        self._kinds: dict[Any, int] = {}
         self._looked_at: set[int] = set()  # places since the last update
-        self._threads = _Threads()
+        self._step: int | None = None  # of the last mark
 
     def add(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool, name: str = ""
+        self,
+        thread: ThreadPlaces,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        out: Any,
+        *,
+        mixed: bool,
     ) -> None:
-        """Record one operator that ran.
+        """Record one operator that ran on ``thread``.
 
         Args:
+            thread: the calling thread.
             func: the operator.
             args: its arguments.
             kwargs: its arguments by keyword.
             out: its results.
             mixed: whether its tensors may be on the GPU and elsewhere.
-            name: the operator that a GPU runs in its place; empty for the same.
         """
-        self._add(lambda: self._call(func, args, kwargs, out, mixed, name))
-
-    def _add(self, call: Callable[[], int]) -> None:
-        """Record a call, of which ``call`` returns the index, with its place."""
         try:
-            frame = sys._getframe(2)
-            place = self._places.find(self._threads.places, frame)
-            steps = self._steps
-            if steps.in_step and place not in self._looked_at:
-                self._looked_at.add(place)
-                steps.look(frame)
-            if steps.in_unwanted_step:
+            place = self._place(thread, sys._getframe(1))
+            if place is None:
                 return
-            record = self.record
-            if not record.marks or record.marks[-1][1] != steps.step:
-                self._looked_at.clear()
-                record.marks.append((len(record), steps.step))
-            record.order.extend((call(), place))
+            kind = self._kinds.get(func)
+            if kind is None:
+                kind = self._kinds[func] = _kind_of(func)
+            if kind == _VIEW:
+                key: Any = func
+            else:
+                parts: list[Any] = [func]
+                ids: list[int] = []
+                self._add_key(args, parts, ids, mixed)
+                if kwargs:
+                    parts += kwargs
+                    self._add_key(kwargs.values(), parts, ids, mixed)
+                if len(ids) > 1 and len(set(ids)) < len(ids):
+                    first: dict[int, int] = {}
+                    parts.append(tuple([first.setdefault(each, len(first)) for each in ids]))
+                if kind == _DYNAMIC:
+                    self._add_key([out], parts, [], False)
+                key = tuple(parts)
+            call = self._index_of.get(key)
+            if call is None:
+                described = (
+                    Call(func._schema.name, func, (), ())
+                    if kind == _VIEW
+                    else _Description(self._memory).call(func, args, kwargs, out)
+                )
+                call = self._append(key, described)
+            self.record.order.extend((call, place))
         except Exception as error:
             guard.failed(FEATURE, error)
 
-    def _call(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, mixed: bool, name: str
-    ) -> int:
-        ids: list[int] = []
-        parts: list[Any] = [func, name]
-        self._key(args, parts, ids, mixed)
-        if kwargs:
-            parts += kwargs
-            self._key(kwargs.values(), parts, ids, mixed)
-        if len(ids) > 1 and len(set(ids)) < len(ids):
-            first: dict[int, int] = {}
-            parts.append(tuple(first.setdefault(each, len(first)) for each in ids))
-        dynamic = self._has_dynamic_results.get(func)
-        if dynamic is None:
-            dynamic = self._has_dynamic_results[func] = torch.Tag.dynamic_output_shape in func.tags
-        if dynamic:
-            self._key([out], parts, [], False)
-        key = tuple(parts)
-        index = self._index_of.get(key)
-        if index is None:
-            call = _Description(self._memory).call(func, args, kwargs, out, name)
-            self.record.calls.append(call)
-            index = self._index_of[key] = len(self.record.calls) - 1
-        return index
+    def _place(self, thread: ThreadPlaces, frame: FrameType) -> int | None:
+        """Return the index of the place of an operator; None if its step does not count."""
+        place = self._places.find(thread, frame)
+        steps = self._steps
+        if steps.in_step and place not in self._looked_at:
+            self._looked_at.add(place)
+            steps.look(frame)
+        if steps.in_unwanted_step:
+            return None
+        if self._step != steps.step or not self.record.marks:
+            self._step = steps.step
+            self._looked_at.clear()
+            self.record.marks.append((len(self.record), steps.step))
+        return place
+
+    def _append(self, key: Any, call: Call) -> int:
+        self.record.calls.append(call)
+        self._index_of[key] = len(self.record.calls) - 1
+        return len(self.record.calls) - 1
 
     def add_copy(
-        self, source: TensorInfo, target: Memory, *, dtype: torch.dtype | None = None, non_blocking: bool = False
+        self,
+        thread: ThreadPlaces,
+        source: TensorInfo,
+        target: Memory,
+        dtype: torch.dtype | None,
+        non_blocking: bool,
     ) -> None:
         """Record a copy to or from the GPU that no operator makes in a dry run.
 
         Args:
+            thread: the calling thread.
             source: what is copied.
             target: where to.
             dtype: the type of the copy; None for that of ``source``.
             non_blocking: whether the CPU goes on meanwhile.
         """
-        copied = TensorInfo(source.shape, source.stride, dtype or source.dtype, 1, target)
-        self._add(lambda: self._copy(source, copied, non_blocking))
+        try:
+            place = self._place(thread, sys._getframe(1))
+            copied = TensorInfo(source.shape, source.stride, dtype or source.dtype, 1, target)
+            key = source, copied, non_blocking
+            call = self._index_of.get(key)
+            if call is None:
+                arguments = (source, str(copied.dtype), None, None, None, non_blocking, None)
+                call = self._append(key, Call("aten::_to_copy", _TO_COPY, arguments, (copied,)))
+            if place is not None:
+                self.record.order.extend((call, place))
+        except Exception as error:
+            guard.failed(FEATURE, error)
 
-    def _copy(self, source: TensorInfo, copied: TensorInfo, non_blocking: bool) -> int:
-        key = source, copied, non_blocking
-        index = self._index_of.get(key)
-        if index is None:
-            arguments = (source, str(copied.dtype), None, None, None, non_blocking, None)
-            self.record.calls.append(Call("aten::_to_copy", _TO_COPY, arguments, (copied,)))
-            index = self._index_of[key] = len(self.record.calls) - 1
-        return index
-
-    def _key(self, values: Any, parts: list[Any], ids: list[int], mixed: bool) -> None:
+    def _add_key(self, values: Any, parts: list[Any], ids: list[int], mixed: bool) -> None:
         """Append what tells calls apart; shapes, strides and types of tensors."""
         for value in values:
             kind = type(value)
-            if kind in _PLAIN or isinstance(value, torch.Tensor):
+            if kind in _TENSORS or isinstance(value, torch.Tensor):
                 shape = value.shape
-                parts += (shape, value.dtype, _stride(value))
+                parts += (shape, value.dtype, _stride(value) if value.layout is not _STRIDED else value.stride())
                 ids.append(id(value))
                 if mixed or not shape:
                     parts.append(self._memory(value))
             elif kind in _VALUES:
                 parts += (kind, value)
             elif kind is list or kind is tuple:
-                parts.append(len(value))
-                self._key(value, parts, ids, mixed)
+                if len(value) > _LONG and isinstance(value[0], torch.Tensor):
+                    parts.append(tuple([each.shape for each in value]))
+                    parts.append(tuple([each.dtype for each in value]))
+                else:
+                    parts.append(len(value))
+                    self._add_key(value, parts, ids, mixed)
             else:
                 parts.append(_value(value))
 
@@ -167,20 +193,17 @@ class CallRecorder:
         del self.record.order[:]
         self.record.marks.clear()
 
-    def patches(self) -> Iterator[Patch]:
-        """Return what must be patched."""
-        return patches(self._places, self._threads.get)
-
-    def watch_thread(self) -> None:
-        """Record the operators of the calling thread."""
-        self._threads.places = ThreadPlaces()
+    def patches(self, thread: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
+        """Return what must be patched; ``thread`` returns what is known of the calling thread."""
+        return patches(self._places, thread)
 
 
-class _Threads(threading.local):
-    places: ThreadPlaces
-
-    def get(self) -> ThreadPlaces | None:
-        return getattr(self, "places", None)
+def _kind_of(func: Any) -> int:
+    if torch.Tag.dynamic_output_shape in func.tags:
+        return _DYNAMIC
+    aliases = [result.alias_info for result in func._schema.returns]
+    is_view = bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
+    return _VIEW if is_view else _ORDINARY
 
 
 class _Description:
@@ -190,7 +213,7 @@ class _Description:
         self._memory = memory
         self._numbers: dict[int, int] = {}
 
-    def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, name: str) -> Call:
+    def call(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Call:
         """Return the call, with its arguments in the order of the schema."""
         arguments = []
         for place, argument in enumerate(func._schema.arguments):
@@ -199,12 +222,14 @@ class _Description:
         results = out if isinstance(out, (list, tuple)) else [out]
         described = tuple(self._describe(result) for result in results)
         tensors = tuple(each if isinstance(each, TensorInfo) else None for each in _flat(described))
-        return Call(name or func._schema.name, func, tuple(arguments), tensors)
+        return Call(func._schema.name, func, tuple(arguments), tensors)
 
     def _describe(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             number = self._numbers.setdefault(id(value), len(self._numbers))
-            return TensorInfo(tuple(map(int, value.shape)), _stride(value), value.dtype, number, self._memory(value))
+            return TensorInfo(
+                tuple(map(int, value.shape)), _stride(value), value.dtype, number, self._memory(value)
+            )
         if isinstance(value, (list, tuple)):
             return tuple(map(self._describe, value))
         return _value(value)

@@ -23,6 +23,7 @@ from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_
 from ...base.findings import NOT_COVERED
 from ...base.guard import uninterrupted
 from ...base.imports import loaded_modules
+from ...base.patch import Patch
 from ...base.source_paths import INSTALLED
 from ...explain.waits import sites
 from ...explain.waits.comments import mistaken_comments
@@ -33,8 +34,8 @@ from ...record.regions import dispatch
 from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
 from .. import coverage
-from ..counting.recorder import CallRecorder
 from ..budget import Budget
+from ..counting.recorder import CallRecorder
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
 from .patches import modes, patched
@@ -327,6 +328,11 @@ class DryRun:
         text = f"the step ended here with {describe_error(error)}"
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
+    def call_patches(self) -> Iterator[Patch]:
+        """Return what must be patched so that operators are counted."""
+        if self.state.calls is not None:
+            yield from self.state.calls.patches(lambda: self.state.thread.places)
+
     def reset(self) -> None:
         """Drop all findings and steps so far."""
         self.recorder.clear()
@@ -447,7 +453,7 @@ def _set_up(
     stack.callback(run.follower.remove)
     run.follower.follow()
 
-    patches = [*run.recorder.patches(), *(run.state.calls.patches() if run.state.calls is not None else ())]
+    patches = [*run.recorder.patches(), *run.call_patches()]
     for patch in patches:
         patch.apply_in(stack)
     stack.enter_context(modes(run.state))

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count, islice
 from traceback import walk_stack
 from types import CodeType, FrameType
@@ -28,6 +28,7 @@ from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
 from ..budget import Budget
 from ..counting.calls import Memory, TensorInfo
+from ..counting.places import ThreadPlaces
 from ..counting.recorder import CallRecorder
 from ..listener import LiveRecorder
 
@@ -166,6 +167,7 @@ class ThreadState:
         functions: the thread's function mode.
         foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
+        places: where the thread calls operators.
         uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
     """
 
@@ -178,6 +180,7 @@ class ThreadState:
     foreign_depth: int = 0
     depth: int = 0
     uncounted_depth: int = 0
+    places: ThreadPlaces = field(default_factory=ThreadPlaces)
 
 
 class _Threads(threading.local):
@@ -230,7 +233,8 @@ class RunState:
             source = source or self.memory(tensor)
         else:
             about = (tensor.nbytes(),), (1,), torch.uint8
-        self.calls.add_copy(TensorInfo(*about, 0, source or "cpu"), target, dtype=dtype, non_blocking=non_blocking)
+        info = TensorInfo(*about, 0, source or "cpu")
+        self.calls.add_copy(self.thread.places, info, target, dtype, non_blocking)
 
     @contextmanager
     def named_call(self, call: str) -> Iterator[None]:

@@ -268,7 +268,10 @@ class StepRecorder(LiveRecorder):
 
     @guard.contained(FEATURE)
     def look(self, frame: FrameType | None, *, begins: bool = False) -> None:
-        """End the step of the last update if the program has left it; ``begins``: a forward or backward pass begins now."""
+        """End the step of the last update if the program has left it.
+
+        With ``begins``, a forward or backward pass begins now.
+        """
         if not self.in_step or (get_ident() != self._thread and running(self._thread)):
             return
         position = self._update.position(place_of(frame, self._outermost))

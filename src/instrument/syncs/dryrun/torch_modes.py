@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...base.compat import operators
 from ...explain.waits.events import CHOSEN
+from ..counting.places import OUTSIDE, UNKNOWN
 from .rules import OperatorRule, rule_of
 from .state import PINNED, RunState, as_cuda, tensors
 
@@ -42,8 +43,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         self._state = state
         self._thread = state.thread
         self._first_device = state.tags.first_device
-        if state.calls is not None:
-            state.calls.watch_thread()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -90,7 +89,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
             if state.calls is not None and not thread.uncounted_depth:
-                state.calls.add(func, args, kwargs, out, mixed=rule.check is not None)
+                state.calls.add(thread.places, func, args, kwargs, out, mixed=rule.check is not None)
         return out
 
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -217,6 +216,7 @@ class FunctionMode(TorchFunctionMode):
         outer, inputs = thread.call, thread.inputs
         if not outer:
             thread.call, thread.synchronized = getattr(func, "__name__", "?"), False
+            thread.places.in_call = UNKNOWN
         thread.inputs = args
         thread.depth += 1
         try:
@@ -224,13 +224,15 @@ class FunctionMode(TorchFunctionMode):
         finally:
             thread.depth -= 1
             thread.call, thread.inputs = outer, inputs
+            if not outer:
+                thread.places.in_call = OUTSIDE
 
     @contextmanager
     def watch_user_code(self) -> Iterator[None]:
         """Watch user code inside a call, such as hooks and recomputed layers, where the mode is off."""
         thread = self.thread
         before = thread.call, thread.synchronized, thread.inputs, thread.depth
-        thread.call, thread.inputs, thread.depth = "", None, 0
+        thread.call, thread.inputs, thread.depth, thread.places.in_call = "", None, 0, OUTSIDE
         try:
             if any(mode is self for mode in operators.function_modes()):
                 yield
@@ -239,6 +241,7 @@ class FunctionMode(TorchFunctionMode):
                     yield
         finally:
             thread.call, thread.synchronized, thread.inputs, thread.depth = before
+            thread.places.in_call = UNKNOWN if thread.call else OUTSIDE
 
     def run_and_tag(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run ``func``, and tag its results with the requested device."""
