@@ -48,8 +48,8 @@ def autograd_node() -> str | None:
 def node_functions() -> tuple[Callable[[], Any], Callable[[], int]] | None:
     """Return functions for the autograd node that runs on this thread, if any, and the number of the next one.
 
-    ``node._sequence_nr()`` is the number of a node, in the order of `autograd_functions`. The result is None if this
-    version of torch lacks one of the names; operators of the backward pass then have no place.
+    ``node._sequence_nr()`` is the number of a node, in the order of `autograd_functions`. The result is None if
+    this version of torch lacks one of the names; operators of the backward pass then have no place.
     """
     import torch
 

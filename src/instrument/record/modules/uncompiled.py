@@ -53,7 +53,8 @@ def _codes(value: Any) -> Iterator[types.CodeType]:
                 yield from _codes(inner)
     elif isinstance(value, type):
         for part in vars(value).values():
-            yield from _codes(part)
+            if not isinstance(part, type) or part.__qualname__.startswith(f"{value.__qualname__}."):
+                yield from _codes(part)  # an autograd.Function and its backward class hold each other
     elif isinstance(value, property):
         yield from _codes(value.fget)
     elif hasattr(value, "__wrapped__"):

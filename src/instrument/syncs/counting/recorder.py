@@ -112,6 +112,13 @@ class CallRecorder:
         except Exception as error:
             guard.failed(FEATURE, error)
 
+    def note_node(self, thread: ThreadPlaces) -> None:
+        """Note that the autograd node that was just made belongs to the operator that is recorded next."""
+        try:
+            self._places.find(thread, sys._getframe(1))
+        except Exception as error:
+            guard.failed(FEATURE, error)
+
     def _place(self, thread: ThreadPlaces, frame: FrameType) -> int | None:
         """Return the index of the place of an operator; None if its step does not count."""
         place = self._places.find(thread, frame)

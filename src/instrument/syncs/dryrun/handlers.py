@@ -12,9 +12,11 @@ from torch.utils.dlpack import DLDeviceType
 from ...explain.waits.operations import FROM_GPU
 from ..counting.calls import Memory
 from ..transfer import Transfer, is_gathered, parse_cuda, parse_to
+from .attention import attention
 from .dataless import note
 from .rules import CPU_CHECKS, record_transfer
 from .state import PINNED, as_cuda, size_of, tensors
+from .substitutes import dropout, rms_norm
 from .torch_modes import CPU, FunctionMode, Handler, default_device
 
 T = torch.Tensor
@@ -356,6 +358,9 @@ CALLS: dict[Any, Handler] = {
     T.__format__: _read_all,
     T.__deepcopy__: _deepcopy,
     T.backward: _backward,
+    torch._C._nn.scaled_dot_product_attention: attention,
+    torch.dropout: dropout,
+    torch.rms_norm: rms_norm,
     torch.sparse_coo_tensor: _sparse,
     torch._C._nn.cross_entropy_loss: _cross_entropy,
     torch._VF._pack_padded_sequence: _pack_padded,

@@ -15,6 +15,7 @@ import torch
 from ...explain.waits.operations import COUNT, FROM_GPU, FROM_PAGEABLE, GATHERED, KERNELS, VALUE, ZEROS
 from ..transfer import COPIED_AT_ONCE_BYTES, is_gathered, parse_copy
 from .state import PINNED, RunState, size_of
+from .translations import TRANSLATED, Translation
 
 Check = Callable[[RunState, Any, Sequence[Any], dict[str, Any]], None]  # state, operator, arguments
 # The results that are on the GPU, for operators where not all are
@@ -40,6 +41,7 @@ class OperatorRule:
         name: the name without namespace and overload.
         same_device: whether all its tensors must be on one device.
         writes: whether all its results are arguments written in place, which keep their device.
+        on_gpu: the operator that a GPU runs in its place, for some arguments; None if there is none.
     """
 
     check: Check | None
@@ -48,6 +50,7 @@ class OperatorRule:
     creates: bool
     same_device: bool
     writes: bool
+    on_gpu: Translation | None
 
 
 def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -> None:
@@ -237,4 +240,5 @@ def rule_of(func: Any) -> OperatorRule:
         check, GPU_OUTPUTS.get(name), name, creates=not takes,
         same_device=namespace == "aten" and name not in _MIXED_DEVICES,
         writes=bool(written) and all(written) and name.endswith("_"),
+        on_gpu=TRANSLATED.get(func),
     )  # fmt: skip

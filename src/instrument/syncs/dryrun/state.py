@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -212,6 +212,28 @@ class RunState:
         """Return where ``tensor`` is on a machine with a GPU."""
         tag = self.tags.get(tensor)
         return "cpu" if tag is None else "pinned" if tag is PINNED else "gpu"
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Run the block on the CPU in place of something that is counted by itself."""
+        thread = self.thread
+        thread.uncounted_depth += 1
+        thread.quiet_depth += 1
+        try:
+            yield
+        finally:
+            thread.uncounted_depth -= 1
+            thread.quiet_depth -= 1
+
+    def count(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True) -> None:
+        """Count an operator that the calling thread ran, or that stands for what it ran."""
+        if self.calls is not None and not self.thread.uncounted_depth:
+            self.calls.add(self.thread.places, func, args, kwargs, out, mixed=mixed)
+
+    def note_node(self) -> None:
+        """Note that the autograd node that was just made belongs to the operator that is counted next."""
+        if self.calls is not None:
+            self.calls.note_node(self.thread.places)
 
     def count_copy(
         self, tensor: Any, target: Memory, *, dtype: torch.dtype | None = None, non_blocking: bool = False,

@@ -89,7 +89,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
             if state.calls is not None and not thread.uncounted_depth:
-                state.calls.add(thread.places, func, args, kwargs, out, mixed=rule.check is not None)
+                mixed = rule.check is not None
+                if rule.on_gpu is not None and rule.on_gpu[0](args):
+                    _, func, places = rule.on_gpu
+                    args = [args[place] for place in places]
+                state.calls.add(thread.places, func, args, kwargs, out, mixed=mixed)
         return out
 
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -274,12 +278,9 @@ class FunctionMode(TorchFunctionMode):
         return real if self.state.fake is None else self.state.fake.existing_device(real)
 
     def run_on_host(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run ``func`` quietly; its operators are not those of a GPU."""
-        self.thread.uncounted_depth += 1
-        try:
-            return self.run_quietly(func, *args, **kwargs)
-        finally:
-            self.thread.uncounted_depth -= 1
+        """Run ``func``, whose operators are not those of a GPU."""
+        with self.state.uncounted():
+            return func(*args, **kwargs)
 
     def run_quietly(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Run ``func``; its reads on the CPU do not count as synchronizations."""

@@ -1,0 +1,135 @@
+"""Functions for which torch calls other operators on CUDA than on the CPU: counts those of CUDA in their place.
+
+`Substitute` runs the CPU's operators uncounted, and counts one operator of CUDA in the forward and in the backward
+pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
+
+from .state import RunState
+from .torch_modes import FunctionMode
+
+Tensors = Sequence[Any]
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class CudaOperator:
+    """An operator of CUDA that `Substitute` counts.
+
+    Attributes:
+        compute: returns its first result for the tensors, with the operators of the CPU.
+        forward: the operator.
+        forward_arguments: returns its arguments for the tensors.
+        further: returns its other results, without data, for the tensors and the first result.
+        backward: its backward operator.
+        backward_arguments: returns the arguments of that for the gradient, the tensors and all results.
+    """
+
+    compute: Callable[[Tensors], Any]
+    forward: Any
+    forward_arguments: Callable[[Tensors], Tensors]
+    further: Callable[[Tensors, Any], list[Any]]
+    backward: Any
+    backward_arguments: Callable[[Any, Tensors, Tensors], Tensors]
+
+
+class Substitute(torch.autograd.Function):
+    """Computes a `CudaOperator`; call ``Substitute.apply(state, operator, *tensors)``."""
+
+    @staticmethod
+    def forward(ctx: Any, state: RunState, operator: CudaOperator, *tensors: Any) -> Any:
+        """Compute and count it."""
+        state.note_node()
+        needed = ctx.needs_input_grad[2:]
+        ctx.state, ctx.operator, ctx.count = state, operator, len(tensors)
+        with state.uncounted(), torch.set_grad_enabled(any(needed)), _without_hooks():
+            ctx.given = [
+                tensor if tensor is None else tensor.detach().requires_grad_(need)
+                for tensor, need in zip(tensors, needed, strict=True)
+            ]
+            ctx.computed = operator.compute(ctx.given)
+            out = ctx.computed.detach()
+            further = operator.further(tensors, out)
+            state.tags.put([out, *further], state.tags.first_device(tensors))
+        state.count(operator.forward, operator.forward_arguments(tensors), {}, [out, *further])
+        ctx.save_for_backward(*tensors, out, *further)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Compute and count the backward operator."""
+        state, operator, gradient = ctx.state, ctx.operator, gradients[0]
+        saved = ctx.saved_tensors
+        tensors, results = saved[: ctx.count], saved[ctx.count :]
+        again = torch.is_grad_enabled()  # the gradients need gradients
+        with state.uncounted(), _without_hooks():
+            given = list(tensors) if again else ctx.given
+            computed = operator.compute(given) if again else ctx.computed
+            inputs = tuple(tensor for tensor in given if tensor is not None and tensor.requires_grad)
+            found = iter(
+                _engine_run_backward(
+                    (computed,), (gradient,), True, again, inputs, allow_unreachable=True, accumulate_grad=False
+                )
+            )
+            grads = [next(found) if tensor is not None and tensor.requires_grad else None for tensor in given]
+            state.tags.put(grads, state.tags.first_device(saved))
+        state.count(operator.backward, operator.backward_arguments(gradient, tensors, results), {}, grads)
+        return None, None, *grads
+
+
+def _without_hooks() -> Any:
+    """Keep what the program does with saved tensors from the graph of a substitute."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+
+
+def can_substitute() -> bool:
+    """Return whether no transform of ``torch.func`` and no forward-mode derivative runs, which need operators."""
+    return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
+
+
+def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run `rms_norm`, which is one operator on CUDA."""
+    names = ("input", "normalized_shape", "weight", "eps")
+    given = {"weight": None, "eps": None} | dict(zip(names, args, strict=False)) | kwargs
+    x, shape, weight, eps = (given[name] for name in names)
+    formats = (torch.channels_last, torch.channels_last_3d)
+    other_format = x.dim() in (4, 5) and x.is_contiguous(memory_format=formats[x.dim() - 4]) and not x.is_contiguous()
+    mixed = weight is not None and weight.dtype != x.dtype
+    if mode.tags.device(x) is None or not can_substitute() or other_format or mixed or x.is_complex():
+        return mode.run_and_tag(func, args, kwargs)
+    rows = (*x.shape[: x.dim() - len(shape)], *([1] * len(shape)))
+    operator = CudaOperator(
+        lambda tensors: func(tensors[0], shape, tensors[1], eps),
+        _aten._fused_rms_norm.default,
+        lambda tensors: [tensors[0], shape, tensors[1], eps],
+        lambda tensors, out: [torch.empty(rows, dtype=_statistics_type(x.dtype), device="cpu")],
+        _aten._fused_rms_norm_backward.default,
+        lambda gradient, tensors, results: [
+            gradient, tensors[0], shape, results[1], tensors[1], [True, weight is not None]
+        ],
+    )  # fmt: skip
+    return Substitute.apply(mode.state, operator, x, weight)  # type: ignore[no-untyped-call]
+
+
+def _statistics_type(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def dropout(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Run `dropout`, which is one operator on CUDA."""
+    given = dict(zip(("input", "p", "train"), args, strict=False)) | kwargs
+    x, p, train = given["input"], given["p"], given["train"]
+    if train and 0 < p < 1 and mode.tags.device(x) is not None and x.numel():
+        return mode.run_and_tag(torch.native_dropout, (x, p, train), {})[0]
+    return mode.run_and_tag(func, args, kwargs)
