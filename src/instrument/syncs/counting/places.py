@@ -182,6 +182,7 @@ class _Codes:
         self._owners: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}  # kept alive, as their ids are keys
         self._updates: dict[_Line, bool] = {}
+        self._sites: dict[_Line, Site] = {}
 
     def lines(self, modules: list[_ModuleCall], frame: FrameType | None) -> Lines:
         """Return the lines of what ``frame`` calls, inside the running calls of ``modules``."""
@@ -241,8 +242,11 @@ class _Codes:
         code = self._codes.get(line[0])
         if code is None:
             return None
-        number = next((row for first, end, row in code.co_lines() if first <= line[1] < end), None)
-        return sites.site_in(code, number or code.co_firstlineno)
+        site = self._sites.get(line)
+        if site is None:
+            number = next((row for first, end, row in code.co_lines() if first <= line[1] < end), None)
+            site = self._sites[line] = sites.site_in(code, number or code.co_firstlineno)
+        return site
 
 
 class _ModuleNames:

@@ -401,6 +401,8 @@ def _dataless(state: RunState) -> Iterator[Replacement]:
         with _disable_current_modes():  # under FakeTensorMode, torch forgets the device
             return original(data)
 
+    for chooser in ("torch.optim.optimizer", "torch.utils._foreach_utils"):
+        yield sys.modules[chooser], "_foreach_supported_types", lambda original: [*original, FakeTensor]
     yield FakeTensor, "device", device
     yield FakeTensor, "tolist", lambda _: torch.Tensor.tolist  # FakeTensor's own method reads each element
     yield torch.nn.Module, "_apply", calling(apply)

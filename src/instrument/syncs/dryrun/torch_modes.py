@@ -88,7 +88,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                 state.tags.put(outputs, device)
             if func.namespace not in _CHECKED_NAMESPACES:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
-            if state.calls is not None and not thread.uncounted_depth:
+            if state.calls is not None and not thread.uncounted_depth and func.namespace != "prim":
                 mixed = rule.check is not None
                 if rule.on_gpu is not None and rule.on_gpu[0](args):
                     _, func, places = rule.on_gpu
