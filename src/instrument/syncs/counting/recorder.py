@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ...base.compat import distributed
 from ...base.guard import guard
 from ...base.patch import Patch
 from .calls import Call, CallRecord, Memory, TensorInfo
@@ -265,4 +266,6 @@ def _value(value: Any) -> Any:
         return int(value)
     if isinstance(value, (torch.SymFloat, torch.SymBool)):
         return str(value)
-    return type(value).__name__ if isinstance(value, torch.Generator) else str(value)
+    if isinstance(value, torch.Generator):
+        return "Generator"
+    return distributed.group_name(value) or str(value)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,10 @@ from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
 from .. import coverage
 from ..budget import Budget
+from ..counting.counts import Counts, counts_of
 from ..counting.recorder import CallRecorder
 from .cuda import PretendedCuda
+from .compiled import CompilerCounters
 from .dataless import DatalessMode
 from .patches import modes, patched
 from .state import RunState, as_cuda, tensors
@@ -49,8 +52,10 @@ def dry_run(
     fake: bool = False,
     on_gpu: Iterable[Any] = (),
     budget: int | Mapping[str, int] | None = None,
-) -> SyncReport:
-    """Call ``step`` as if there were a GPU, and list where the CPU would wait for it.
+) -> DryRunReport:
+    """Call ``step`` as if there were a GPU; list where the CPU would wait for it, and count what a step does on it.
+
+    `DryRunReport.counts` has the operators, kernels, floating-point operations, bytes and copies of a step.
 
     The step really runs, on the CPU: it trains the model and writes its files. An error in it ends the run and is
     in the report.
@@ -97,7 +102,7 @@ def dry_run_file(
     time_limit: float | None = None,
     step_on: str | None = None,
     on_caught_stop: Callable[[SyncReport], None] | None = None,
-) -> SyncReport:
+) -> DryRunReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 
     Args:
@@ -273,6 +278,17 @@ _TOO_EARLY = (
 )
 
 
+@dataclass
+class DryRunReport(SyncReport):
+    """The synchronizations of a dry run, and what its steps do on the GPU.
+
+    Attributes:
+        counts: operators, kernels, operations, bytes and copies of a step.
+    """
+
+    counts: Counts | None = None
+
+
 class DryRun:
     """One dry run, from its start to its report."""
 
@@ -283,6 +299,7 @@ class DryRun:
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
         if counts:
             self.state.calls = CallRecorder(self.recorder, path.names, self.state.memory)
+        self._compiled_before = CompilerCounters()
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
         self._script = script
@@ -370,7 +387,7 @@ class DryRun:
         chosen = self.state.cpu_by_name
         return _NOTHING_ON_GPU if chosen is None else f"{_NOTHING_ON_GPU}. {_TOO_EARLY.format(chosen)}"
 
-    def report(self, stopped: EarlyStop | None = None) -> SyncReport:
+    def report(self, stopped: EarlyStop | None = None) -> DryRunReport:
         """Return the report; ``stopped`` is what ends the program, if it caught that."""
         if stopped is not None:
             self._on_early_stop(stopped)
@@ -392,11 +409,19 @@ class DryRun:
         if self.follower.function_missing:
             unmatched.append("the function of --step-on was not found, or never called")
         sentences += unmatched
-        return SyncReport(
+        report = DryRunReport(
             "dry run", recorder.findings, steps, sentences, error=self.error, dropped=recorder.dropped,
             unavailable_reason="" if used else self._why_nothing_on_gpu(), budgeted=budget.given,
             exceeded=budget.exceeded(steps), unmatched=unmatched,
         )  # fmt: skip
+        if self.state.calls is not None:
+
+            def synchronizations(step: int) -> int:
+                return sum(finding.steps[step - 1] for finding in report.findings if finding.covered)
+
+            compiled = self._compiled_before.until_now()
+            report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
+        return report
 
 
 def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByStep:

@@ -1,0 +1,106 @@
+"""The counts of a dry run as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ...base.printable import shown_name
+from ...base.units import count, counted, percent, size
+from .calls import PHASES
+
+if TYPE_CHECKING:
+    from .counts import Counts, StepCounts
+
+_COLUMN = 18
+_ROWS = 10
+_SCALES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+
+
+def operations(flops: int) -> str:
+    """Return a number of floating-point operations, such as "1.23 TFLOP"."""
+    for scale, letter in _SCALES:
+        if flops >= scale:
+            return f"{flops / scale:.3g} {letter}FLOP" if flops < 1000 * scale else f"{flops // scale} {letter}FLOP"
+    return f"{flops} FLOP"
+
+
+def lines(counts: Counts) -> Iterator[str]:
+    """Yield the lines of the counts of a typical step, and what is different in the first."""
+    step = counts.step
+    which = f"step {step.step} of {counts.steps}" if counts.steps > 1 else "the step"
+    yield f"Counts of {which}"
+    yield from (f"  {name:<{_COLUMN}}{text}" for name, text in _rows(step))
+    compiled = counts.compiled
+    if any(vars(compiled).values()):
+        yield f"  {'compiled':<{_COLUMN}}" + ", ".join(
+            counted(number, name[:-1].replace("_", " ")) for name, number in vars(compiled).items()
+        )
+    if step.step != counts.first.step:
+        differences = dict(_rows(counts.first))
+        changed = [f"{name} {text}" for name, text in differences.items() if text != dict(_rows(step)).get(name)]
+        if changed:
+            yield ""
+            yield "The first step, with what comes before it:"
+            yield from (f"  {name:<{_COLUMN}}{differences[name]}" for name in differences if f"{name} {differences[name]}" in changed)
+    yield from _modules(step)
+
+
+def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each line."""
+    yield "operators", f"{count(step.operators)}, of which {count(step.launching)} launch kernels"
+    families = ", ".join(f"{count(number)} {family}" for family, number in step.kernels.items())
+    yield "kernels", f"{count(step.kernel_count)}{': ' * bool(families)}{families}"
+    if step.memcpys or step.memsets:
+        yield "in GPU memory", f"{counted(step.memcpys, 'memcpy')}, {counted(step.memsets, 'memset')}"
+    yield from _flops(step)
+    yield "bytes", f"{size(step.read)} read, {size(step.written)} written"
+    for each in step.copies:
+        kind = "pinned" if each.pinned else "pageable"
+        yield f"{each.direction} {kind}", f"{counted(each.count, 'copy', 'copies')}, {size(each.bytes)}"
+    yield "synchronizations", count(step.synchronizations)
+    for made in step.collectives:
+        where = f" in {shown_name(made.group)}" if made.group else ""
+        yield "collectives", f"{count(made.count)} {made.name.rpartition('::')[2]}{where}, {size(made.bytes)}"
+    if step.optimizer:
+        yield "optimizer", step.optimizer
+    if step.unknown:
+        names = ", ".join(f"{count(number)} {shown_name(name)}" for name, number in step.unknown.items())
+        yield "unknown kernels", names
+    if step.by_data:
+        yield "depends on data", ", ".join(map(shown_name, step.by_data))
+
+
+def _flops(step: StepCounts) -> Iterator[tuple[str, str]]:
+    covered = percent(step.priced, step.launching)
+    yield "operations", f"{operations(step.flop_count)}; known of {covered} of the operators that launch kernels"
+    for kind, phases in step.flops.items():
+        parts = [f"{phase} {operations(phases[phase])}" for phase in PHASES if phases.get(phase)]
+        yield f"  {kind}", ", ".join(parts)
+
+
+def _modules(step: StepCounts) -> Iterator[str]:
+    """Yield a table of the regions, or of the outer modules if there are no regions."""
+    rows = step.by("region")
+    title = "region"
+    if len(rows) < 2:
+        merged: dict[str, list[int]] = {}
+        for row in step.by("module"):
+            values = merged.setdefault(".".join(row.name.split(".")[:2]), [0] * 5)
+            values[:] = [one + other for one, other in zip(values, row[1:], strict=True)]
+        table, title = merged, "module"
+    else:
+        table = {row.name: list(row[1:]) for row in rows}
+    yield from _table(title, table)
+
+
+def _table(title: str, table: Mapping[str, list[int]]) -> Iterator[str]:
+    if len(table) < 2:
+        return
+    yield ""
+    yield f"  {'operators':>10} {'kernels':>8} {'operations':>12} {'read':>9} {'written':>9}  {title}"
+    for name, (operators, kernels, flops, read, written) in list(table.items())[:_ROWS]:
+        numbers = f"{count(operators):>10} {count(kernels):>8} {operations(flops):>12} {size(read):>9} {size(written):>9}"
+        yield f"  {numbers}  {shown_name(name) or '(none)'}"
+    if len(table) > _ROWS:
+        yield f"  and {len(table) - _ROWS} more"
