@@ -22,11 +22,11 @@ _BY_NAME = tuple((family, re.compile(pattern)) for family, pattern in (
     ("collective", r"^nccl"),
     ("attention", r"fmha|flash_(?:fwd|bwd)|[Ff]lash[Aa]tt|sdpa|_attn_|[Aa]ttention"),
     ("convolution", r"fprop|dgrad|wgrad|winograd|convol|_conv\d?d?_|im2col|col2im|vol2col|col2vol|conv_depthwise"),
-    ("gemm", r"gemm|gemv|nvjet|splitK|Sdot|Ddot|dot_kernel|cublas\w*dot|trsm|syrk"),
+    ("gemm", r"gemm|gemv|bmm_outer|nvjet|splitK|Sdot|Ddot|dot_kernel|cublas\w*dot|trsm|syrk"),
+    ("optimizer", r"multi_tensor_apply|^foreach|amp_update_scale|lpnorm_cleanup"),
     ("normalization", r"norm_|Norm|_norm|RowwiseMoments|GammaBeta|ComputeFusedParams|ComputeInternalGradients"
                       r"|ComputeBackwardFusedParams|^bn_|batchnorm"),
     ("softmax", r"[Ss]oft[Mm]ax"),
-    ("optimizer", r"multi_tensor_apply|^foreach|amp_update_scale|lpnorm_cleanup"),
     ("recurrent", r"lstm_|gru_|LSTM|GRU|RNN|rnn"),
     ("random", r"distribution|dropout|Random|random|philox|multinomial|bernoulli|randperm"),
     ("index", r"[Gg]ather|[Ss]catter|[Ii]ndex(?!_kernel_impl)|embedding|EmbeddingBag|take|put_|masked_fill_"

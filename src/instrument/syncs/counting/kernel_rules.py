@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from .calls import Call, TensorInfo
-from .launches import (
-    Launch,
-    argument,
-    as_contiguous,
-    contiguous_stride,
-    copy,
-    is_contiguous,
-    is_dense,
-    tensor,
-    tensors_at,
-)
+from .launches import Launch, argument, copy, is_contiguous, registry, result_of, tensor, tensors_at
 
-Rule = Callable[[Call], Iterator[Launch]]
-RULES: dict[str, Rule] = {}
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Return a decorator that makes a function the rule of the operators with these names."""
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
-def _result(call: Call) -> TensorInfo:
-    return next(each for each in call.results if each is not None)
+RULES, rule = registry()
 
 
 @rule(
@@ -49,7 +24,7 @@ def _nothing(call: Call) -> Iterator[Launch]:
 
 @rule("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "zero_")
 def _filled(call: Call) -> Iterator[Launch]:
-    info = _result(call) if call.results else tensor(call, 0)
+    info = result_of(call) if call.results else tensor(call, 0)
     if info is not None and info.elements and info.memory == "gpu":
         yield Launch("fill")
 
@@ -59,7 +34,7 @@ def _fill(call: Call) -> Iterator[Launch]:
     value = tensor(call, 1)
     if value is not None and value.memory != "gpu":
         value = None  # is read on the CPU
-    if _result(call).elements:
+    if result_of(call).elements:
         yield Launch("fill" if value is None else "copy")
 
 
@@ -73,7 +48,7 @@ def _copy(call: Call) -> Iterator[Launch]:
 def _clone(call: Call) -> Iterator[Launch]:
     source = tensor(call, 0)
     if source is not None:
-        yield from copy(_result(call)._replace(number=-1), source)
+        yield from copy(result_of(call)._replace(number=-1), source)
 
 
 @rule("_foreach_copy_")
@@ -84,7 +59,8 @@ def _foreach_copy(call: Call) -> Iterator[Launch]:
 
 @rule("_local_scalar_dense", "item")
 def _item(call: Call) -> Iterator[Launch]:
-    yield Launch("memcpy", call.tensors[0].dtype.itemsize, "gpu", "cpu")
+    if call.tensors[0].memory == "gpu":
+        yield Launch("memcpy", call.tensors[0].dtype.itemsize, "gpu", "cpu")
 
 
 def _for_blas(matrix: TensorInfo) -> Iterator[Launch]:
@@ -98,7 +74,7 @@ def _for_blas(matrix: TensorInfo) -> Iterator[Launch]:
 @rule("mm", "bmm", "_int_mm")
 def _matmul(call: Call) -> Iterator[Launch]:
     one, other = call.tensors[:2]
-    result = _result(call)
+    result = result_of(call)
     if not result.elements:
         return
     if not one.elements:
@@ -112,10 +88,10 @@ def _matmul(call: Call) -> Iterator[Launch]:
 @rule("addmm", "baddbmm", "addmm_", "baddbmm_", "addbmm", "_addmm_activation")
 def _added_matmul(call: Call) -> Iterator[Launch]:
     added, one, other = call.tensors[:3]
-    result = _result(call)
+    result = result_of(call)
     if not result.elements:
         return
-    epilogue = len(added.shape) == 1 and is_contiguous(added) and len(result.shape) == 2 and is_contiguous(result)
+    epilogue = len(added.shape) == 1 and is_contiguous(added) and len(result.shape) == 2 and min(other.shape) > 1
     epilogue = epilogue and result.dtype != torch.float64 and argument(call, 3) == 1
     if not epilogue and added.number != result.number:
         yield from copy(result._replace(number=-1), added._replace(shape=result.shape, stride=_expanded(added, result.shape)))
@@ -130,3 +106,95 @@ def _expanded(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
     sizes = (1,) * missing + info.shape
     strides = (0,) * missing + info.stride
     return tuple(0 if size == 1 and wanted != 1 else step for size, step, wanted in zip(sizes, strides, shape, strict=True))
+
+
+@rule("pow")
+def _pow(call: Call) -> Iterator[Launch]:
+    base, exponent = tensor(call, 0), argument(call, 1)
+    result = result_of(call)
+    if not result.elements:
+        return
+    if base is None:
+        yield Launch("fill")
+        yield Launch("elementwise")
+    elif exponent in (0, 1) and not isinstance(exponent, TensorInfo):
+        yield from [Launch("fill")] if exponent == 0 else copy(result._replace(number=-1), base)
+    else:
+        yield Launch("elementwise")
+
+
+@rule("masked_fill", "scatter", "scatter_add", "index_add", "index_copy", "index_fill", "masked_scatter", "put")
+def _out_of_place(call: Call) -> Iterator[Launch]:
+    """Copy the first argument, and change the copy."""
+    source, result = call.tensors[0], result_of(call)
+    if result.elements:
+        yield from copy(result._replace(number=-1), source)
+        if call.name.endswith("masked_fill"):
+            yield Launch("elementwise")
+        elif call.tensors[1].elements:
+            yield Launch("index")
+
+
+@rule("select_backward", "slice_backward")
+def _into_zeros(call: Call) -> Iterator[Launch]:
+    """Fill the gradient of the whole with zeros, and copy that of the part into it."""
+    gradient, result = call.tensors[0], result_of(call)
+    if not result.elements:
+        return
+    yield Launch("fill")
+    dim = argument(call, 2) % max(len(result.shape), 1)
+    shape, stride = list(result.shape), list(result.stride)
+    if call.name.endswith("select_backward"):
+        del shape[dim], stride[dim]
+    else:
+        shape[dim] = gradient.shape[dim]
+        stride[dim] *= argument(call, 5)
+    yield from copy(result._replace(shape=tuple(shape), stride=tuple(stride), number=-1), gradient)
+
+
+@rule("constant_pad_nd")
+def _pad(call: Call) -> Iterator[Launch]:
+    source, result = call.tensors[0], result_of(call)
+    if any(side > 0 for side in argument(call, 1)):
+        yield Launch("fill")
+    if result.elements and source.elements:
+        yield Launch("copy")
+
+
+@rule("cat", "stack")
+def _concatenated(call: Call) -> Iterator[Launch]:
+    parts = [each for each in tensors_at(call, 0) if each.elements]
+    result = result_of(call)
+    if not result.elements:
+        return
+    if call.name.endswith("stack") and len(parts) == 1:
+        yield from copy(result._replace(shape=parts[0].shape, stride=parts[0].stride, number=-1), parts[0])
+    elif len({each.dtype for each in parts}) > 1 or len(result.shape) > _CAT_DIMS:
+        yield from (Launch("copy") for _ in parts)
+    else:
+        yield from (Launch("copy") for _ in range(-(-len(parts) // _CAT_BATCH)))
+
+
+_CAT_DIMS, _CAT_BATCH = 4, 128  # dimensions and tensors that one kernel of `cat` takes
+
+
+@rule("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
+def _index_put(call: Call) -> Iterator[Launch]:
+    target, result = call.tensors[0], result_of(call)
+    if not result.elements:
+        return
+    if not call.name.endswith("_"):
+        yield from copy(result._replace(number=-1), target)
+    indices, values = tensors_at(call, 1), tensor(call, 2)
+    for index in indices:
+        if index.memory != "gpu":
+            yield Launch("memcpy", index.elements * index.dtype.itemsize, index.memory, "gpu")
+    if not argument(call, 3):
+        yield Launch("index")
+        return
+    for _ in indices:  # wraps negative ones, after a check of the smallest and the largest
+        yield from map(Launch, ("reduction", "elementwise", "other", "elementwise", "other", "elementwise"))
+    yield Launch("elementwise")
+    if values is not None and not is_contiguous(values):
+        yield Launch("copy")
+    yield from map(Launch, ("elementwise", "elementwise", "sort", "index"))

@@ -13,11 +13,14 @@ from typing import NamedTuple
 
 import torch
 
-from .calls import Call, Memory, TensorInfo
-from .kernel_rules import RULES
-from .launches import Launch, is_empty
+from . import kernel_rules, network_rules, reduction_rules
+from .calls import Call
+from .collective_rules import collective
+from .launches import Launch, Rule, is_empty
+from .optimizer_rules import launches_over_lists
 
 _TABLE = "kernel_table.json"
+RULES: dict[str, Rule] = {**kernel_rules.RULES, **network_rules.RULES, **reduction_rules.RULES}
 
 
 class Launches(NamedTuple):
@@ -44,6 +47,10 @@ def launches_of(call: Call) -> Launches:
     if not call.results and not call.tensors:
         return Launches((), True)  # it only makes a view
     name = call.name.removeprefix("aten::").removesuffix("_symint")
+    if call.operator.namespace in ("c10d", "_c10d_functional"):
+        return Launches(tuple(collective(call)), True)
+    if name.startswith(("_foreach_", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_foreach_")):
+        return Launches(tuple(launches_over_lists(call)), True)
     rule = RULES.get(name)
     if rule is not None:
         return Launches(tuple(rule(call)), True)

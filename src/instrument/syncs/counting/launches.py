@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,6 +24,28 @@ class Launch(NamedTuple):
     bytes: int = 0
     source: Memory = "gpu"
     target: Memory = "gpu"
+
+
+Rule = Callable[[Call], Iterator[Launch]]
+
+
+def registry() -> tuple[dict[str, Rule], Callable[..., Callable[[Rule], Rule]]]:
+    """Return an empty table of rules, and a decorator that makes a function the rule of the operators it names."""
+    rules: dict[str, Rule] = {}
+
+    def rule(*names: str) -> Callable[[Rule], Rule]:
+        def register(function: Rule) -> Rule:
+            rules.update(dict.fromkeys(names, function))
+            return function
+
+        return register
+
+    return rules, rule
+
+
+def result_of(call: Call) -> TensorInfo:
+    """Return the first result that is a tensor."""
+    return next(each for each in call.results if each is not None)
 
 
 def is_empty(call: Call) -> bool:
