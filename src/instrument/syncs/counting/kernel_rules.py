@@ -167,9 +167,12 @@ def _concatenated(call: Call) -> Iterator[Launch]:
     result = result_of(call)
     if not result.elements:
         return
+    dims = len(result.shape)
+    if call.name.endswith("stack") and argument(call, 1) % dims < dims - 1:
+        dims -= 1  # it concatenates along the dimension before
     if call.name.endswith("stack") and len(parts) == 1:
         yield from copy(result._replace(shape=parts[0].shape, stride=parts[0].stride, number=-1), parts[0])
-    elif len({each.dtype for each in parts}) > 1 or len(result.shape) > _CAT_DIMS:
+    elif len({each.dtype for each in parts}) > 1 or dims > _CAT_DIMS:
         yield from (Launch("copy") for _ in parts)
     else:
         yield from (Launch("copy") for _ in range(-(-len(parts) // _CAT_BATCH)))
@@ -178,23 +181,18 @@ def _concatenated(call: Call) -> Iterator[Launch]:
 _CAT_DIMS, _CAT_BATCH = 4, 128  # dimensions and tensors that one kernel of `cat` takes
 
 
-@rule("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put")
-def _index_put(call: Call) -> Iterator[Launch]:
-    target, result = call.tensors[0], result_of(call)
-    if not result.elements:
-        return
-    if not call.name.endswith("_"):
-        yield from copy(result._replace(number=-1), target)
-    indices, values = tensors_at(call, 1), tensor(call, 2)
-    for index in indices:
-        if index.memory != "gpu":
-            yield Launch("memcpy", index.elements * index.dtype.itemsize, index.memory, "gpu")
-    if not argument(call, 3):
-        yield Launch("index")
-        return
-    for _ in indices:  # wraps negative ones, after a check of the smallest and the largest
-        yield from map(Launch, ("reduction", "elementwise", "other", "elementwise", "other", "elementwise"))
-    yield Launch("elementwise")
-    if values is not None and not is_contiguous(values):
-        yield Launch("copy")
-    yield from map(Launch, ("elementwise", "elementwise", "sort", "index"))
+@rule("_amp_update_scale_")
+def _update_scale(call: Call) -> Iterator[Launch]:
+    yield Launch("optimizer")
+
+
+@rule("equal")
+def _equal(call: Call) -> Iterator[Launch]:
+    yield from map(Launch, ("elementwise", "reduction"))
+    yield Launch("memcpy", 1, "gpu", "cpu")
+
+
+@rule("linspace", "logspace", "arange")
+def _range(call: Call) -> Iterator[Launch]:
+    if result_of(call).elements:
+        yield Launch("fill" if result_of(call).elements == 1 and not call.name.endswith("arange") else "elementwise")

@@ -13,14 +13,17 @@ from typing import NamedTuple
 
 import torch
 
-from . import kernel_rules, network_rules, reduction_rules
+from . import kernel_rules, network_rules, reduction_rules, sorting_rules
 from .calls import Call
 from .collective_rules import collective
-from .launches import Launch, Rule, is_empty
+from .launches import Launch, Rule, is_contiguous, is_empty
 from .optimizer_rules import launches_over_lists
 
 _TABLE = "kernel_table.json"
-RULES: dict[str, Rule] = {**kernel_rules.RULES, **network_rules.RULES, **reduction_rules.RULES}
+RULES: dict[str, Rule] = {
+    **kernel_rules.RULES, **network_rules.RULES, **reduction_rules.RULES,
+    **sorting_rules.RULES,
+}  # fmt: skip
 
 
 class Launches(NamedTuple):
@@ -36,10 +39,10 @@ class Launches(NamedTuple):
 
 
 @lru_cache(1)
-def _table() -> dict[str, list[str]]:
-    text = resources.files(__package__).joinpath(_TABLE).read_text(encoding="utf-8")
-    table: dict[str, list[str]] = json.loads(text)["operators"]
-    return table
+def _table() -> tuple[dict[str, list[str]], dict[str, int]]:
+    """Return the families by operator, and the places of the copy of a first argument that is not contiguous."""
+    table = json.loads(resources.files(__package__).joinpath(_TABLE).read_text(encoding="utf-8"))
+    return table["operators"], table["copies"]
 
 
 def launches_of(call: Call) -> Launches:
@@ -56,9 +59,13 @@ def launches_of(call: Call) -> Launches:
         return Launches(tuple(rule(call)), True)
     if is_empty(call):
         return Launches((), True)
-    families = _table().get(name)
+    table, copies = _table()
+    families = table.get(name)
     if families is None and torch.Tag.pointwise in call.operator.tags:
         families = ["elementwise"]
     if families is None:
         return Launches((Launch("other"),), False)
-    return Launches(tuple(map(Launch, families)), True)
+    works = [Launch(family) for family in families]
+    if name in copies and not is_contiguous(call.tensors[0]):
+        works.insert(copies[name], Launch("copy"))
+    return Launches(tuple(works), True)

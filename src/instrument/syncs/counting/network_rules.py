@@ -73,6 +73,26 @@ def _softmax_backward(call: Call) -> Iterator[Launch]:
     yield Launch("softmax")
 
 
+@rule("_softmax", "_log_softmax")
+def _softmax(call: Call) -> Iterator[Launch]:
+    if call.tensors[0].elements:
+        yield from as_contiguous(call.tensors[0])
+        yield Launch("softmax")
+
+
+@rule("max_pool2d_with_indices_backward")
+def _max_pool_backward(call: Call) -> Iterator[Launch]:
+    yield from as_contiguous(call.tensors[0])
+    yield from map(Launch, ("fill", "resample"))
+
+
+@rule("native_group_norm_backward")
+def _group_norm_backward(call: Call) -> Iterator[Launch]:
+    yield from as_contiguous(call.tensors[0])
+    families = ("normalization", "elementwise", "normalization", "elementwise", "normalization")
+    yield from map(Launch, families)
+
+
 def _vectorized(info: TensorInfo, size: int) -> bool:
     return info.dtype in (*_HALF, torch.float32) and size % 4 == 0
 

@@ -89,10 +89,22 @@ def _flash(mode: FunctionMode, given: dict[str, Any]) -> Any:
     operator = CudaOperator(
         compute, _aten._scaled_dot_product_flash_attention.default,
         lambda tensors: [*tensors, dropout, causal, False], further,
-        _aten._scaled_dot_product_flash_attention_backward.default, backward_arguments,
+        _aten._scaled_dot_product_flash_attention_backward.default, backward_arguments, _like,
     )  # fmt: skip
     out = Substitute.apply(mode.state, operator, q, k, v)  # type: ignore[no-untyped-call]
     return out if out.shape[-1] == size else out[..., :size]
+
+
+def _by_length(tensor: Any, _: Any) -> Any:
+    """Return a tensor of batch x heads x length x size that is contiguous with the heads after the length."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2) if tensor.dim() == 4 else tensor
+
+
+def _like(tensor: Any, of: Any) -> Any:
+    """Return the gradient of a tensor with its strides, if that is dense; else as `_by_length`."""
+    if of is None or not torch.ops.aten.is_non_overlapping_and_dense(of):
+        return _by_length(tensor, of)
+    return torch.empty_strided(tensor.shape, of.stride(), dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
 def _efficient(mode: FunctionMode, given: dict[str, Any]) -> Any:
@@ -127,6 +139,6 @@ def _efficient(mode: FunctionMode, given: dict[str, Any]) -> Any:
     operator = CudaOperator(
         compute, _aten._scaled_dot_product_efficient_attention.default,
         lambda tensors: [*tensors, logs, dropout, causal], further,
-        _aten._scaled_dot_product_efficient_attention_backward.default, backward_arguments,
+        _aten._scaled_dot_product_efficient_attention_backward.default, backward_arguments, _by_length,
     )  # fmt: skip
     return Substitute.apply(mode.state, operator, q, k, v, mask)  # type: ignore[no-untyped-call]

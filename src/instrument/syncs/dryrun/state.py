@@ -168,6 +168,7 @@ class ThreadState:
         foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
         places: where the thread calls operators.
+        created_on: the GPU on which the running function creates tensors, as the program says; None if it does not.
         uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
     """
 
@@ -179,6 +180,7 @@ class ThreadState:
     functions: Any = None
     foreign_depth: int = 0
     depth: int = 0
+    created_on: torch.device | None = None
     uncounted_depth: int = 0
     places: ThreadPlaces = field(default_factory=ThreadPlaces)
 

@@ -32,6 +32,7 @@ class CudaOperator:
         further: returns its other results, without data, for the tensors and the first result.
         backward: its backward operator.
         backward_arguments: returns the arguments of that for the gradient, the tensors and all results.
+        layout: returns its result, or the gradient of a tensor, with the strides that it has on CUDA.
     """
 
     compute: Callable[[Tensors], Any]
@@ -40,6 +41,7 @@ class CudaOperator:
     further: Callable[[Tensors, Any], list[Any]]
     backward: Any
     backward_arguments: Callable[[Any, Tensors, Tensors], Tensors]
+    layout: Callable[[Any, Any], Any] = lambda tensor, of: tensor
 
 
 class Substitute(torch.autograd.Function):
@@ -57,7 +59,7 @@ class Substitute(torch.autograd.Function):
                 for tensor, need in zip(tensors, needed, strict=True)
             ]
             ctx.computed = operator.compute(ctx.given)
-            out = ctx.computed.detach()
+            out = operator.layout(ctx.computed.detach(), None)
             further = operator.further(tensors, out)
             state.tags.put([out, *further], state.tags.first_device(tensors))
         state.count(operator.forward, operator.forward_arguments(tensors), {}, [out, *further])
@@ -80,7 +82,10 @@ class Substitute(torch.autograd.Function):
                     (computed,), (gradient,), True, again, inputs, allow_unreachable=True, accumulate_grad=False
                 )
             )
-            grads = [next(found) if tensor is not None and tensor.requires_grad else None for tensor in given]
+            grads = [
+                operator.layout(next(found), tensor) if tensor is not None and tensor.requires_grad else None
+                for tensor in given
+            ]
             state.tags.put(grads, state.tags.first_device(saved))
         state.count(operator.backward, operator.backward_arguments(gradient, tensors, results), {}, grads)
         return None, None, *grads
@@ -116,7 +121,7 @@ def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[st
         lambda tensors, out: [torch.empty(rows, dtype=_statistics_type(x.dtype), device="cpu")],
         _aten._fused_rms_norm_backward.default,
         lambda gradient, tensors, results: [
-            gradient, tensors[0], shape, results[1], tensors[1], [True, weight is not None]
+            gradient, tensors[0], shape, results[1], tensors[1], [tensors[0].requires_grad, weight is not None and weight.requires_grad]
         ],
     )  # fmt: skip
     return Substitute.apply(mode.state, operator, x, weight)  # type: ignore[no-untyped-call]

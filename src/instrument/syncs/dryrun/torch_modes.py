@@ -90,9 +90,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
             if state.calls is not None and not thread.uncounted_depth and func.namespace != "prim":
                 mixed = rule.check is not None
-                if rule.on_gpu is not None and rule.on_gpu[0](args):
-                    _, func, places = rule.on_gpu
-                    args = [args[place] for place in places]
+                if rule.on_gpu is not None:
+                    func, args = rule.on_gpu(args) or (func, args)
                 state.calls.add(thread.places, func, args, kwargs, out, mixed=mixed)
         return out
 
@@ -135,6 +134,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
     def _device_of_created(self) -> torch.device | None:
         """Return the device on which C++ code creates a tensor: that of the arguments of the public call."""
         inputs = self._thread.inputs
+        if self._thread.created_on is not None:
+            return self._thread.created_on
         if inputs is not None:
             device: torch.device | None = self._first_device(inputs)
             return device
@@ -265,7 +266,11 @@ class FunctionMode(TorchFunctionMode):
                 self.state.note_cpu_selection()
             kwargs["device"] = self.real_device(device)
             self.thread.inputs = ()
-        out = run(*args, **kwargs)
+        before, self.thread.created_on = self.thread.created_on, target
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            self.thread.created_on = before
         if device is not None or pinned:
             self.tags.put(out, target or (PINNED if pinned else None))
         return out

@@ -1,4 +1,4 @@
-"""Operators of the CPU that CUDA has under another name, with the same arguments in another order."""
+"""Operators of the CPU for which CUDA runs another one, on the same tensors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 _aten = torch.ops.aten
+Call = tuple[Any, Sequence[Any]]
+Translation = Callable[[Sequence[Any]], Call | None]
 
 
 def _batch_norm(args: Sequence[Any]) -> bool:
@@ -31,11 +33,27 @@ def _batch_norm_backward(args: Sequence[Any]) -> bool:
     return training and _batch_norm([x, weight, weight, mean, variance, training])
 
 
-Translation = tuple[Callable[[Sequence[Any]], bool], Any, tuple[int, ...]]
+def _index_put(args: Sequence[Any]) -> Call | None:
+    """Return what the backward pass of indexing runs without a mode: without a check of the indices, in place."""
+    node = torch._C._current_autograd_node()
+    if node is None or not node.name().startswith("IndexBackward") or len(args) < 4 or not args[3]:
+        return None
+    return _aten._index_put_impl_.default, [*args[:4], True]
+
+
+def _batch_norm_of_cudnn(args: Sequence[Any]) -> Call | None:
+    return (_aten.cudnn_batch_norm.default, args) if _batch_norm(args) else None
+
+
+def _batch_norm_backward_of_cudnn(args: Sequence[Any]) -> Call | None:
+    if not _batch_norm_backward(args):
+        return None
+    return _aten.cudnn_batch_norm_backward.default, [args[place] for place in (1, 0, 2, 3, 4, 5, 6, 8)]
+
+
 TRANSLATED: dict[Any, Translation] = {
-    _aten.native_batch_norm.default: (_batch_norm, _aten.cudnn_batch_norm.default, (0, 1, 2, 3, 4, 5, 6, 7)),
-    _aten.native_batch_norm_backward.default: (
-        _batch_norm_backward, _aten.cudnn_batch_norm_backward.default, (1, 0, 2, 3, 4, 5, 6, 8),
-    ),
-}  # fmt: skip
-"""By operator of the CPU: whether CUDA runs another one for some arguments, that one, and where it takes which."""
+    _aten.native_batch_norm.default: _batch_norm_of_cudnn,
+    _aten.native_batch_norm_backward.default: _batch_norm_backward_of_cudnn,
+    _aten.index_put.default: _index_put,
+}
+"""By operator of the CPU: a function that returns the operator of CUDA and its arguments, or None for the same."""
