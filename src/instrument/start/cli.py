@@ -31,6 +31,7 @@ SUBCOMMANDS = {
     "merge": "Write one trace of several ranks, on one clock, for Perfetto and chrome://tracing.",
     "memory": "Show what used the memory of a GPU at its peak: by category, line, module and region.",
     "syncs": "Find the lines that make the CPU wait for the GPU; no GPU is needed.",
+    "check": "Count what a step of a script does on a GPU: kernels, operations, bytes, copies; no GPU is needed.",
     "doctor": "Check what is installed, what each profiler records here, and whether ranges arrive in its output.",
 }
 """The commands in the order of the help, each with the first sentence of its docstring."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,31 +13,14 @@ import typer
 
 from ...explain.waits.report import SyncReport
 from .. import cli
+from .scripts import MODULE, WithArguments, arguments_of, exit_at_once, reserve_stdout
 
 if TYPE_CHECKING:
     from ...syncs.baseline import Baseline
 
 Reports = list[tuple[str, SyncReport]]
-_ARGUMENTS = f"{__name__}.arguments"
-_MODULE = "-m"
 _ABSTAINED = 3
 _FUNCTION = "a function must be FILE.py::FUNCTION: {}"
-
-
-class WithArguments(cli.Command):
-    """A command that passes the arguments after ``--``, or after ``-m MODULE``, to the script."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Set the arguments of the script aside; ``-m MODULE`` becomes one word."""
-        at = next((at for at, word in enumerate(args) if word in ("--", _MODULE)), len(args))
-        own, rest = args[:at], args[at + 1 :]
-        if args[at : at + 1] == [_MODULE]:
-            if not rest:
-                raise typer.BadParameter("-m must be followed by the name of a module")
-            own, rest = [*own, "--", f"{_MODULE} {rest[0]}"], rest[1:]
-            rest = rest[1:] if rest[:1] == ["--"] else rest
-        ctx.meta[_ARGUMENTS] = rest
-        return super().parse_args(ctx, own)
 
 
 def syncs(
@@ -100,7 +81,7 @@ def syncs(
         # Absolute, because a script may change the folder.
         sarif, as_html, write_baseline = (file and file.absolute() for file in (sarif, as_html, write_baseline))
     reports: Reports = []
-    out = _reserve_stdout() if as_json else sys.stdout
+    out = reserve_stdout() if as_json else sys.stdout
 
     def conclude() -> int:
         """Print and write the findings; return the exit code."""
@@ -124,35 +105,17 @@ def syncs(
     def on_caught_stop(target: str, report: SyncReport) -> None:
         """End the process, because its script caught the exception that should end it."""
         reports.append((target, report))
-        _exit(conclude, out)
+        exit_at_once(conclude, out)
 
     for target in targets:
         with cli.errors_reported(unreadable=2):
             reports += _run_or_audit(
-                target, limits, ctx.meta[_ARGUMENTS], fake, steps, time_limit, step_on, on_caught_stop
+                target, limits, arguments_of(ctx), fake, steps, time_limit, step_on, on_caught_stop
             )
         if _exit_code_of_signal(reports):
             break
     if code := conclude():
         raise typer.Exit(code)
-
-
-def _exit(conclude: Callable[[], int], out: TextIO) -> None:
-    """End the process with the exit code of ``conclude``, without running any more code of the script."""
-    code = 1
-    try:
-        code = conclude()
-    except typer.Exit as error:
-        code = error.exit_code
-    except OSError as error:
-        cli.print_message(cli.describe_unwritten(error))
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in filter(None, (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
-            with contextlib.suppress(Exception):
-                stream.flush()
-        os._exit(code)
 
 
 def _exit_code_of_signal(reports: Reports) -> int:
@@ -178,8 +141,8 @@ def _run_or_audit(
 
     script: Path | str | None = None  # a file, or the name of a module
     function = None
-    if target.startswith(f"{_MODULE} "):
-        script = target.removeprefix(f"{_MODULE} ")
+    if target.startswith(f"{MODULE} "):
+        script = target.removeprefix(f"{MODULE} ")
     elif "::" in target and not Path(target).is_file():
         file, _, function = target.rpartition("::")
         if not file:
@@ -236,21 +199,6 @@ def _apply(expected: Baseline, reports: list[SyncReport], name: str) -> bool:
     if wrong:
         cli.print_message(f"no synchronization is in {name}: is it the file of another program?")
     return wrong
-
-
-def _reserve_stdout() -> TextIO:
-    """Return standard output, for the JSON only: until this process ends, other output goes to standard error.
-
-    That includes the output of child processes of a script and of its exit handlers.
-    """
-    out = sys.stdout
-    with contextlib.suppress(OSError, ValueError):  # a test's stream has no descriptor
-        if out.fileno() == 1:
-            out.flush()
-            out = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: PTH123, SIM115
-            os.dup2(2, 1)
-    sys.stdout = sys.stderr
-    return out
 
 
 def _print(reports: Reports, out: TextIO, as_json: bool) -> None:

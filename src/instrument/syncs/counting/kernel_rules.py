@@ -135,6 +135,12 @@ def _out_of_place(call: Call) -> Iterator[Launch]:
             yield Launch("index")
 
 
+@rule("scatter_", "scatter_add_", "scatter_reduce_", "index_add_", "index_copy_", "index_fill_", "put_")
+def _in_place(call: Call) -> Iterator[Launch]:
+    if result_of(call).elements and call.tensors[1].elements:
+        yield Launch("index")
+
+
 @rule("select_backward", "slice_backward")
 def _into_zeros(call: Call) -> Iterator[Launch]:
     """Fill the gradient of the whole with zeros, and copy that of the part into it."""

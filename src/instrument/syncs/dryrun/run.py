@@ -101,7 +101,7 @@ def dry_run_file(
     steps: int | None = None,
     time_limit: float | None = None,
     step_on: str | None = None,
-    on_caught_stop: Callable[[SyncReport], None] | None = None,
+    on_caught_stop: Callable[[DryRunReport], None] | None = None,
 ) -> DryRunReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
 

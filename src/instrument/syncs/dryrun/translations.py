@@ -33,12 +33,18 @@ def _batch_norm_backward(args: Sequence[Any]) -> bool:
     return training and _batch_norm([x, weight, weight, mean, variance, training])
 
 
-def _index_put(args: Sequence[Any]) -> Call | None:
-    """Return what the backward pass of indexing runs without a mode: without a check of the indices, in place."""
-    node = torch._C._current_autograd_node()
-    if node is None or not node.name().startswith("IndexBackward") or len(args) < 4 or not args[3]:
-        return None
-    return _aten._index_put_impl_.default, [*args[:4], True]
+_INTO_ZEROS = ("Index", "Gather", "Topk", "Sort", "Max", "Min", "Kthvalue", "Median", "Mode", "Nanmedian", "Cummax", "Cummin")
+"""Beginnings of the names of autograd nodes that scatter a gradient into zeros, which they do in place without a mode."""
+
+
+def _in_place(func: Any, *more: Any) -> Translation:
+    """Return the translation of an operator of the backward pass to one that writes its first argument."""
+
+    def translate(args: Sequence[Any]) -> Call | None:
+        node = torch._C._current_autograd_node()
+        return (func, [*args, *more]) if node is not None and node.name().startswith(_INTO_ZEROS) else None
+
+    return translate
 
 
 def _batch_norm_of_cudnn(args: Sequence[Any]) -> Call | None:
@@ -54,6 +60,9 @@ def _batch_norm_backward_of_cudnn(args: Sequence[Any]) -> Call | None:
 TRANSLATED: dict[Any, Translation] = {
     _aten.native_batch_norm.default: _batch_norm_of_cudnn,
     _aten.native_batch_norm_backward.default: _batch_norm_backward_of_cudnn,
-    _aten.index_put.default: _index_put,
+    _aten.index_put.default: _in_place(_aten._index_put_impl_.default, True),  # without a check of the indices
+    _aten.scatter_add.default: _in_place(_aten.scatter_add_.default),
+    _aten.scatter.src: _in_place(_aten.scatter_.src),
+    _aten.index_add.default: _in_place(_aten.index_add_.default),
 }
 """By operator of the CPU: a function that returns the operator of CUDA and its arguments, or None for the same."""

@@ -1,0 +1,71 @@
+"""What commands that run a script in this process share: its arguments, its output and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import TextIO
+
+import typer
+
+from .. import cli
+
+_ARGUMENTS = f"{__name__}.arguments"
+MODULE = "-m"
+
+
+class WithArguments(cli.Command):
+    """A command that passes the arguments after ``--``, or after ``-m MODULE``, to the script."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Set the arguments of the script aside; ``-m MODULE`` becomes one word."""
+        at = next((at for at, word in enumerate(args) if word in ("--", MODULE)), len(args))
+        own, rest = args[:at], args[at + 1 :]
+        if args[at : at + 1] == [MODULE]:
+            if not rest:
+                raise typer.BadParameter("-m must be followed by the name of a module")
+            own, rest = [*own, "--", f"{MODULE} {rest[0]}"], rest[1:]
+            rest = rest[1:] if rest[:1] == ["--"] else rest
+        ctx.meta[_ARGUMENTS] = rest
+        return super().parse_args(ctx, own)
+
+
+def arguments_of(ctx: typer.Context) -> list[str]:
+    """Return the arguments of the script."""
+    arguments: list[str] = ctx.meta[_ARGUMENTS]
+    return arguments
+
+
+def exit_at_once(conclude: Callable[[], int], out: TextIO) -> None:
+    """End the process with the exit code of ``conclude``, without running any more code of the script."""
+    code = 1
+    try:
+        code = conclude()
+    except typer.Exit as error:
+        code = error.exit_code
+    except OSError as error:
+        cli.print_message(cli.describe_unwritten(error))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in filter(None, (out, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+            with contextlib.suppress(Exception):
+                stream.flush()
+        os._exit(code)
+
+
+def reserve_stdout() -> TextIO:
+    """Return standard output, for the JSON only: until this process ends, other output goes to standard error.
+
+    That includes the output of child processes of a script and of its exit handlers.
+    """
+    out = sys.stdout
+    with contextlib.suppress(OSError, ValueError):  # a test's stream has no descriptor
+        if out.fileno() == 1:
+            out.flush()
+            out = open(os.dup(1), "w", encoding=out.encoding, errors=out.errors)  # noqa: PTH123, SIM115
+            os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    return out
