@@ -222,14 +222,18 @@ def eager_attention() -> Step:
 
 
 def batch_norms() -> Step:
-    model = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 16), nn.BatchNorm1d(16)).cuda()
+    model = nn.Sequential(
+        nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 16), nn.BatchNorm1d(16)
+    ).cuda()
     x = torch.randn(16, 8, 8, 8, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     return _train(model, optimizer, lambda: model(x).sum())
 
 
 def pooled_groups() -> Step:
-    model = nn.Sequential(nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()).cuda()
+    model = nn.Sequential(
+        nn.GroupNorm(2, 8), nn.SiLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    ).cuda()
     x = torch.randn(4, 8, 16, 16, device="cuda", requires_grad=True)
     optimizer = torch.optim.Adam([*model.parameters(), x], 1e-3)
     return _train(model, optimizer, lambda: model(x).sum())

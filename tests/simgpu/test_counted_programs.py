@@ -42,6 +42,7 @@ def launched(name: str) -> Counter[str]:
 
 def counted(name: str) -> Counter[str]:
     """Return the same as a dry run counts it."""
+
     def run() -> None:
         step = PROGRAMS[name]()
         step()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
 
+from ...base.findings import Direction
 from .calls import Call, CallRecord, Memory, Phase, Place, Span
 from .kernels import Launches, launches_of
+from .launches import Launch
 from .work import Work, work_of
 
 VERSION = 1
@@ -25,7 +27,8 @@ _KEYS: Mapping[str, Callable[[Call, Place], str]] = {
 }
 
 
-class Copies(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Copies:
     """Copies between the CPU and the GPU.
 
     Attributes:
@@ -35,13 +38,14 @@ class Copies(NamedTuple):
         bytes: their bytes.
     """
 
-    direction: Literal["H2D", "D2H"]
+    direction: Direction
     pinned: bool
     count: int
     bytes: int
 
 
-class Collectives(NamedTuple):
+@dataclass(frozen=True, order=True)
+class Collectives:
     """The collectives of one kind in one process group.
 
     Attributes:
@@ -151,8 +155,8 @@ class StepCounts:
             "kernel_count": self.kernel_count,
             "flop_count": self.flop_count,
             "flops_coverage": self.flops_coverage,
-            "copies": [each._asdict() for each in self.copies],
-            "collectives": [each._asdict() for each in self.collectives],
+            "copies": [asdict(each) for each in self.copies],
+            "collectives": [asdict(each) for each in self.collectives],
         }
 
 
@@ -248,8 +252,8 @@ class Prices(dict[Call, _About]):
 def _step_counts(number: int, span: Span, prices: Prices, synchronizations: int) -> StepCounts:
     kernels: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
-    copies: Counter[tuple[Literal["H2D", "D2H"], bool, str]] = Counter()
-    collectives: Counter[tuple[str, str, str]] = Counter()
+    copies: dict[tuple[Direction, bool], list[int]] = {}
+    collectives: dict[tuple[str, str], list[int]] = {}
     flops: dict[str, Counter[Phase]] = {}
     launching = priced = read = written = 0
     updates: set[str] = set()
@@ -261,12 +265,9 @@ def _step_counts(number: int, span: Span, prices: Prices, synchronizations: int)
             if launch.family == "memcpy" and (launch.source, launch.target) != ("gpu", "gpu"):
                 kernels["memcpy"] -= times
                 direction, pinned = _direction(launch.source, launch.target)
-                copies[direction, pinned, "count"] += times
-                copies[direction, pinned, "bytes"] += launch.bytes * times
+                _add(copies.setdefault((direction, pinned), [0, 0]), launch, times)
             elif launch.family == "collective":
-                group = _group(call)
-                collectives[call.name, group, "count"] += times
-                collectives[call.name, group, "bytes"] += launch.bytes * times
+                _add(collectives.setdefault((call.name, _group(call)), [0, 0]), launch, times)
         if about.kernels:
             launching += times
             priced += about.work.known * times
@@ -283,26 +284,26 @@ def _step_counts(number: int, span: Span, prices: Prices, synchronizations: int)
     return StepCounts(
         number, len(span), launching, dict(kernels.most_common()), memcpys, memsets,
         {kind: dict(phases) for kind, phases in flops.items()}, priced, read, written,
-        [Copies(*key, *values) for key, values in _pairs(copies)], synchronizations,
-        [Collectives(*key, *values) for key, values in _pairs(collectives)],
+        sorted(Copies(*key, *values) for key, values in copies.items()), synchronizations,
+        sorted(Collectives(*key, *values) for key, values in collectives.items()),
         next((way for way in ("fused", "foreach", "single") if way in updates), None), dict(unknown),
         list(by_data), span, prices,
     )  # fmt: skip
 
 
-def _pairs(counter: Counter[Any]) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yield each key without its last part, with the count and the bytes."""
-    for key in sorted({key[:-1] for key in counter}):
-        yield key, (counter[(*key, "count")], counter[(*key, "bytes")])
+def _add(total: list[int], launch: Launch, times: int) -> None:
+    total[:] = [total[0] + times, total[1] + launch.bytes * times]
 
 
-def _direction(source: Memory, target: Memory) -> tuple[Literal["H2D", "D2H"], bool]:
+def _direction(source: Memory, target: Memory) -> tuple[Direction, bool]:
     return ("H2D", source == "pinned") if target == "gpu" else ("D2H", target == "pinned")
 
 
 def _group(call: Call) -> str:
     names = [argument for argument in call.arguments if isinstance(argument, str)]
-    return next((name for name in names if name.startswith("group ")), names[-1] if names else "").removeprefix("group ")
+    return next((name for name in names if name.startswith("group ")), names[-1] if names else "").removeprefix(
+        "group "
+    )
 
 
 def _way_of_update(name: str) -> str:

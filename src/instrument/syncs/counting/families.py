@@ -13,9 +13,9 @@ FAMILIES = (
 )  # fmt: skip
 """All families; the last two are no kernels.
 
-"copy" are kernels that copy, convert or concatenate; "fill" those that write one value; "index" gathers, scatters and
-embeddings; "sort" also scans; "optimizer" the kernels over lists of tensors, as of optimizers and of the clipping of
-gradients; "resample" pooling and interpolation.
+"copy" are kernels that copy, convert or concatenate; "fill" those that write one value; "index" gathers, scatters
+and embeddings; "sort" also scans; "optimizer" the kernels over lists of tensors, as of optimizers and of clipping;
+"resample" pooling and interpolation.
 """
 
 _BY_NAME = tuple((family, re.compile(pattern)) for family, pattern in (
@@ -62,8 +62,10 @@ def family_of(kernel: str) -> str:
         return named or "elementwise"
     if parsed.base == "reduce_kernel":
         return "reduction"
-    return _first(parsed.base) or _first(parsed.short) or (
-        "elementwise" if _ELEMENTWISE.search(parsed.base) else "other"
+    return (
+        _first(parsed.base)
+        or _first(parsed.short)
+        or ("elementwise" if _ELEMENTWISE.search(parsed.base) else "other")
     )
 
 

@@ -13,16 +13,29 @@ RULES, rule = registry()
 
 
 @rule(
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh", "is_same_size",
-    "record_stream", "_assert_tensor_metadata", "_assert_scalar", "sym_size", "transpose_", "squeeze_", "unsqueeze_",
-    "t_", "detach_", "as_strided_", "swapaxes_", "_resize_output_", "is_pinned", "_has_compatible_shallow_copy_type",
+    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_", "lift_fresh",
+    "is_same_size", "record_stream", "_assert_tensor_metadata", "_assert_scalar", "sym_size", "transpose_",
+    "squeeze_", "unsqueeze_", "t_", "detach_", "as_strided_", "swapaxes_", "_resize_output_", "is_pinned",
+    "_has_compatible_shallow_copy_type",
 )  # fmt: skip
 def _nothing(call: Call) -> Iterator[Launch]:
     """Only memory or metadata."""
     yield from ()
 
 
-@rule("zeros", "zeros_like", "ones", "ones_like", "full", "full_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "zero_")
+@rule(
+    "zeros",
+    "zeros_like",
+    "ones",
+    "ones_like",
+    "full",
+    "full_like",
+    "new_zeros",
+    "new_ones",
+    "new_full",
+    "scalar_tensor",
+    "zero_",
+)
 def _filled(call: Call) -> Iterator[Launch]:
     info = result_of(call) if call.results else tensor(call, 0)
     if info is not None and info.elements and info.memory == "gpu":
@@ -94,7 +107,9 @@ def _added_matmul(call: Call) -> Iterator[Launch]:
     epilogue = len(added.shape) == 1 and is_contiguous(added) and len(result.shape) == 2 and min(other.shape) > 1
     epilogue = epilogue and result.dtype != torch.float64 and argument(call, 3) == 1
     if not epilogue and added.number != result.number:
-        yield from copy(result._replace(number=-1), added._replace(shape=result.shape, stride=_expanded(added, result.shape)))
+        yield from copy(
+            result._replace(number=-1), added._replace(shape=result.shape, stride=_expanded(added, result.shape))
+        )
     if one.elements:
         yield from _for_blas(one)
         yield from _for_blas(other)
@@ -105,7 +120,9 @@ def _expanded(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
     missing = len(shape) - len(info.shape)
     sizes = (1,) * missing + info.shape
     strides = (0,) * missing + info.stride
-    return tuple(0 if size == 1 and wanted != 1 else step for size, step, wanted in zip(sizes, strides, shape, strict=True))
+    return tuple(
+        0 if size == 1 and wanted != 1 else step for size, step, wanted in zip(sizes, strides, shape, strict=True)
+    )
 
 
 @rule("pow")
@@ -201,4 +218,6 @@ def _equal(call: Call) -> Iterator[Launch]:
 @rule("linspace", "logspace", "arange")
 def _range(call: Call) -> Iterator[Launch]:
     if result_of(call).elements:
-        yield Launch("fill" if result_of(call).elements == 1 and not call.name.endswith("arange") else "elementwise")
+        yield Launch(
+            "fill" if result_of(call).elements == 1 and not call.name.endswith("arange") else "elementwise"
+        )

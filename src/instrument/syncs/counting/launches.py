@@ -84,15 +84,16 @@ def is_contiguous(info: TensorInfo) -> bool:
     """Return whether the elements are in order without gaps."""
     wanted = contiguous_stride(info.shape)
     return not info.elements or all(
-        size == 1 or step == expected
-        for size, step, expected in zip(info.shape, info.stride, wanted, strict=True)
+        size == 1 or step == expected for size, step, expected in zip(info.shape, info.stride, wanted, strict=True)
     )
 
 
 def is_dense(info: TensorInfo) -> bool:
     """Return whether the elements fill a stretch of memory, in any order of the dimensions."""
     step = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(info.stride, info.shape, strict=True) if size != 1):
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(info.stride, info.shape, strict=True) if size != 1
+    ):
         if stride != step:
             return False
         step *= size

@@ -1,4 +1,4 @@
-"""What the operators of neural networks launch on CUDA: attention, normalization, losses, embeddings, optimizers."""
+"""What the operators of neural networks launch on CUDA: attention, normalization, losses, embeddings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from .calls import Call, TensorInfo
-from .launches import Launch, argument, as_contiguous, is_contiguous, is_dense, registry, result_of, tensor
+from .launches import Launch, argument, as_contiguous, registry, tensor
 
 RULES, rule = registry()
 _HALF = (torch.float16, torch.bfloat16)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .calls import Call, TensorInfo
-from .launches import Launch, argument, copy, is_dense, tensors_at
+from .launches import Launch, copy, is_dense, tensors_at
 
 _CHUNK = 65536  # elements
 _TENSORS = (770, 448, 336, 252, 210)  # of a launch, by the number of lists
@@ -41,7 +41,9 @@ def launches_over_lists(call: Call) -> Iterator[Launch]:
     if not fused and not name.endswith("_"):
         depth += 1  # the results
     most = _TENSORS[min(depth, len(_TENSORS)) - 1]
-    if depth == 1 and any(isinstance(each, tuple) and each and isinstance(each[0], float) for each in call.arguments):
+    if depth == 1 and any(
+        isinstance(each, tuple) and each and isinstance(each[0], float) for each in call.arguments
+    ):
         most = _SCALARS
     yield from _launches(lists[0], most)
 

@@ -1,7 +1,6 @@
 """Whether a reduction uses several blocks for one result, and so clears their semaphores by a memset before.
 
-This is ``setReduceConfig`` in ``Reduce.cuh`` of torch, for a GPU with 108 multiprocessors (A100); it is the same on
-an H100 unless a result lies between both.
+This is ``setReduceConfig`` in ``Reduce.cuh`` of torch, for a GPU with 108 multiprocessors, as an A100 has.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from .calls import Call, TensorInfo
-from .launches import Launch, argument, registry, tensor
+from .launches import Launch, argument, registry, result_of, tensor
 
 RULES, rule = registry()
 _THREADS, _WARP, _MULTIPROCESSORS, _PER_MULTIPROCESSOR = 512, 32, 108, 2048
@@ -95,7 +94,27 @@ def reduction(info: TensorInfo, dims: object) -> Iterator[Launch]:
     yield Launch("reduction")
 
 
-@rule("sum", "mean", "nansum", "prod", "var", "std", "var_mean", "std_mean", "amax", "amin", "aminmax", "logsumexp", "argmax", "argmin", "all", "any", "linalg_vector_norm", "max", "min")
+@rule(
+    "sum",
+    "mean",
+    "nansum",
+    "prod",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "amax",
+    "amin",
+    "aminmax",
+    "logsumexp",
+    "argmax",
+    "argmin",
+    "all",
+    "any",
+    "linalg_vector_norm",
+    "max",
+    "min",
+)
 def _reduction(call: Call) -> Iterator[Launch]:
     info = tensor(call, 0)
     if info is None or not any(each is not None and each.elements for each in call.results):
@@ -107,12 +126,13 @@ def _reduction(call: Call) -> Iterator[Launch]:
     if not info.elements:
         yield Launch("fill")
         return
-    if name in ("max", "min", "any", "all") and info.elements == 1 and len(info.shape) <= 1 and info.dtype == call.results[0].dtype:  # type: ignore[union-attr]
+    result = result_of(call)
+    single = info.elements == 1 and len(info.shape) <= 1 and info.dtype == result.dtype
+    if name in ("max", "min", "any", "all") and single:
         yield Launch("memcpy", info.dtype.itemsize)
         if len(call.results) > 1:
             yield Launch("fill")
         return
-    result = next(each for each in call.results if each is not None)
     converts = name in ("sum", "mean", "prod", "nansum") and info.dtype != result.dtype
     if converts and not (info.dtype in _AS_THEY_ARE and result.dtype == torch.float32):
         yield Launch("copy")

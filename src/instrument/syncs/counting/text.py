@@ -21,7 +21,9 @@ def operations(flops: int) -> str:
     """Return a number of floating-point operations, such as "1.23 TFLOP"."""
     for scale, letter in _SCALES:
         if flops >= scale:
-            return f"{flops / scale:.3g} {letter}FLOP" if flops < 1000 * scale else f"{flops // scale} {letter}FLOP"
+            return (
+                f"{flops / scale:.3g} {letter}FLOP" if flops < 1000 * scale else f"{flops // scale} {letter}FLOP"
+            )
     return f"{flops} FLOP"
 
 
@@ -42,7 +44,11 @@ def lines(counts: Counts) -> Iterator[str]:
         if changed:
             yield ""
             yield "The first step, with what comes before it:"
-            yield from (f"  {name:<{_COLUMN}}{differences[name]}" for name in differences if f"{name} {differences[name]}" in changed)
+            yield from (
+                f"  {name:<{_COLUMN}}{differences[name]}"
+                for name in differences
+                if f"{name} {differences[name]}" in changed
+            )
     yield from _modules(step)
 
 
@@ -100,7 +106,7 @@ def _table(title: str, table: Mapping[str, list[int]]) -> Iterator[str]:
     yield ""
     yield f"  {'operators':>10} {'kernels':>8} {'operations':>12} {'read':>9} {'written':>9}  {title}"
     for name, (operators, kernels, flops, read, written) in list(table.items())[:_ROWS]:
-        numbers = f"{count(operators):>10} {count(kernels):>8} {operations(flops):>12} {size(read):>9} {size(written):>9}"
-        yield f"  {numbers}  {shown_name(name) or '(none)'}"
+        numbers = f"{count(operators):>10} {count(kernels):>8} {operations(flops):>12}"
+        yield f"  {numbers} {size(read):>9} {size(written):>9}  {shown_name(name) or '(none)'}"
     if len(table) > _ROWS:
         yield f"  and {len(table) - _ROWS} more"

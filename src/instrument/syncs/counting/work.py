@@ -45,8 +45,8 @@ class Work(NamedTuple):
 def work_of(call: Call) -> Work:
     """Return what a call that launches kernels does.
 
-    The operations are those of `operator_work`, which a trace of the same call has. An operator that takes elements
-    by their index reads as many as it returns.
+    The operations are those of `operator_work`, which a trace of the same call has. An operator that takes
+    elements by their index reads as many as it returns.
     """
     work = operator_work(call.name, call.shapes, call.types, call.scalars) if call.tensors else None
     heavy = work is not None and work.kind in HEAVY

@@ -1,4 +1,4 @@
-"""Chooses the attention that CUDA runs in place of the CPU's, as ``sdp_utils.cpp`` of torch does on an A100 or H100."""
+"""Chooses the attention that CUDA runs in place of the CPU's, as ``sdp_utils.cpp`` of torch does on an A100."""
 
 from __future__ import annotations
 
@@ -70,11 +70,13 @@ def _flash(mode: FunctionMode, given: dict[str, Any]) -> Any:
     scale = given["scale"] or size**-0.5
     if size % 8:
         q, k, v = (functional.pad(each, (0, 8 - size % 8)) for each in (q, k, v))
-    options = {"dropout_p": given["dropout_p"], "is_causal": given["is_causal"], "scale": scale}
-    dropout, causal = options["dropout_p"], options["is_causal"]
+    dropout, causal = given["dropout_p"], given["is_causal"]
 
     def compute(tensors: Tensors) -> Any:
-        return functional.scaled_dot_product_attention(*tensors, **options, enable_gqa=given["enable_gqa"])
+        q, k, v = tensors
+        return functional.scaled_dot_product_attention(
+            q, k, v, None, dropout, causal, scale=scale, enable_gqa=given["enable_gqa"]
+        )
 
     def further(tensors: Tensors, out: Any) -> list[Any]:
         q = tensors[0]

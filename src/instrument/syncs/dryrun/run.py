@@ -38,8 +38,8 @@ from .. import coverage
 from ..budget import Budget
 from ..counting.counts import Counts, counts_of
 from ..counting.recorder import CallRecorder
-from .cuda import PretendedCuda
 from .compiled import CompilerCounters
+from .cuda import PretendedCuda
 from .dataless import DatalessMode
 from .patches import modes, patched
 from .state import RunState, as_cuda, tensors
@@ -53,7 +53,7 @@ def dry_run(
     on_gpu: Iterable[Any] = (),
     budget: int | Mapping[str, int] | None = None,
 ) -> DryRunReport:
-    """Call ``step`` as if there were a GPU; list where the CPU would wait for it, and count what a step does on it.
+    """Call ``step`` as if there were a GPU; list where the CPU would wait, and count what a step does on the GPU.
 
     `DryRunReport.counts` has the operators, kernels, floating-point operations, bytes and copies of a step.
 

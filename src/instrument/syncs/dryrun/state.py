@@ -168,7 +168,7 @@ class ThreadState:
         foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
         places: where the thread calls operators.
-        created_on: the GPU on which the running function creates tensors, as the program says; None if it does not.
+        created_on: the GPU on which the running function creates tensors, if the program says so.
         uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
     """
 
@@ -227,7 +227,9 @@ class RunState:
             thread.uncounted_depth -= 1
             thread.quiet_depth -= 1
 
-    def count(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True) -> None:
+    def count(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True
+    ) -> None:
         """Count an operator that the calling thread ran, or that stands for what it ran."""
         if self.calls is not None and not self.thread.uncounted_depth:
             self.calls.add(self.thread.places, func, args, kwargs, out, mixed=mixed)

@@ -109,7 +109,9 @@ def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[st
     given = {"weight": None, "eps": None} | dict(zip(names, args, strict=False)) | kwargs
     x, shape, weight, eps = (given[name] for name in names)
     formats = (torch.channels_last, torch.channels_last_3d)
-    other_format = x.dim() in (4, 5) and x.is_contiguous(memory_format=formats[x.dim() - 4]) and not x.is_contiguous()
+    other_format = (
+        x.dim() in (4, 5) and x.is_contiguous(memory_format=formats[x.dim() - 4]) and not x.is_contiguous()
+    )
     mixed = weight is not None and weight.dtype != x.dtype
     if mode.tags.device(x) is None or not can_substitute() or other_format or mixed or x.is_complex():
         return mode.run_and_tag(func, args, kwargs)

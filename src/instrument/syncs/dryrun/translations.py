@@ -33,7 +33,20 @@ def _batch_norm_backward(args: Sequence[Any]) -> bool:
     return training and _batch_norm([x, weight, weight, mean, variance, training])
 
 
-_INTO_ZEROS = ("Index", "Gather", "Topk", "Sort", "Max", "Min", "Kthvalue", "Median", "Mode", "Nanmedian", "Cummax", "Cummin")
+_INTO_ZEROS = (
+    "Index",
+    "Gather",
+    "Topk",
+    "Sort",
+    "Max",
+    "Min",
+    "Kthvalue",
+    "Median",
+    "Mode",
+    "Nanmedian",
+    "Cummax",
+    "Cummin",
+)
 """Beginnings of the names of autograd nodes that scatter a gradient into zeros, which they do in place without a mode."""
 
 
