@@ -69,10 +69,10 @@ class ThreadPlaces:
         self._first = 0  # the number of the autograd node that the first of `_made` is about
         self._made = array("i")  # for each node of this thread, the index of the place that made it
 
-    def made_by(self, node: Any) -> int | None:
-        """Return the index of the place that made an autograd node; None if it is not known."""
+    def made_by(self, node: Any) -> int:
+        """Return the index of the place that made an autograd node; -1 if it is not known."""
         offset = node._sequence_nr() - self._first
-        return self._made[offset] if 0 <= offset < len(self._made) else None
+        return self._made[offset] if 0 <= offset < len(self._made) else -1
 
     def note_nodes(self, next_number: int, index: int) -> None:
         """Note that the nodes that this thread made since the last operator belong to the one at ``index``.
@@ -122,25 +122,28 @@ class Places:
                 if thread.in_call == UNKNOWN:
                     thread.in_call = index
         elif (thread.modules and thread.modules[-1].in_backward) or (
-            torch.is_grad_enabled() and not thread.creates_graph
+            not thread.creates_graph and torch.is_grad_enabled()
         ):
             index = self._walk(thread, frame, "recomputed")
         else:
-            index = thread.last_backward = self._backward(thread, node)
+            forward = thread.made_by(node)
+            index = self._backward_of.get(forward, -1)
+            if index < 0:
+                index = self._add_backward(thread, forward)
+            thread.last_backward = index
+            if not thread.creates_graph:
+                return index  # makes no nodes
         number = self._next_number()
         if number > thread.next_number:
             thread.note_nodes(number, index)
         return index
 
-    def _backward(self, thread: ThreadPlaces, node: Any) -> int:
+    def _add_backward(self, thread: ThreadPlaces, forward: int) -> int:
         """Return the place of an operator in an autograd node; gradients are added at that of the previous one."""
-        forward = thread.made_by(node)
-        if forward is None:
+        if forward < 0:
             last = thread.last_backward
             return last if last >= 0 else self._add(Place("backward", (), "", None, None))
-        index = self._backward_of.get(forward)
-        if index is None:
-            index = self._backward_of[forward] = self._add(self.places[forward]._replace(phase="backward"))
+        index = self._backward_of[forward] = self._add(self.places[forward]._replace(phase="backward"))
         return index
 
     def _walk(self, thread: ThreadPlaces, frame: FrameType | None, phase: Phase) -> int:
@@ -172,7 +175,7 @@ class Places:
             thread.modules.append(_ModuleCall(path, outer is not None and outer.in_backward))
             return
         forward = thread.made_by(node)  # the call is the one that made this node, once more
-        thread.modules.append(_ModuleCall(path, True, None if forward is None else self._lines_of.get(forward)))
+        thread.modules.append(_ModuleCall(path, True, self._lines_of.get(forward)))
 
 
 class _Codes:

@@ -18,8 +18,8 @@ from .places import Places, ThreadPlaces, patches
 FEATURE = "counting operators"
 _TO_COPY = torch.ops.aten._to_copy.default
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_STRIDED = torch.strided
-_LONG = 8  # tensors; the strides in longer lists do not tell calls apart
+_LONG = 8  # tensors; longer lists are told apart by the numbers of elements
+_ELEMENTS = torch.Tensor.numel
 _VIEW, _DYNAMIC, _ORDINARY = range(3)  # kinds of operators: of the second, arguments do not determine the results
 _VALUES = frozenset((
     int, float, bool, complex, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format,
@@ -176,7 +176,10 @@ class CallRecorder:
             kind = type(value)
             if kind in _TENSORS or isinstance(value, torch.Tensor):
                 shape = value.shape
-                parts += (shape, value.dtype, _stride(value) if value.layout is not _STRIDED else value.stride())
+                try:
+                    parts += (shape, value.dtype, value.stride())
+                except RuntimeError:  # sparse tensors have none
+                    parts += (shape, value.dtype, value.layout)
                 ids.append(id(value))
                 if mixed or not shape:
                     parts.append(self._memory(value))
@@ -184,8 +187,8 @@ class CallRecorder:
                 parts += (kind, value)
             elif kind is list or kind is tuple:
                 if len(value) > _LONG and isinstance(value[0], torch.Tensor):
-                    parts.append(tuple([each.shape for each in value]))
-                    parts.append(tuple([each.dtype for each in value]))
+                    parts += map(_ELEMENTS, value)
+                    parts += (len(value), value[0].shape, value[0].dtype, value[-1].shape, value[-1].dtype)
                 else:
                     parts.append(len(value))
                     self._add_key(value, parts, ids, mixed)

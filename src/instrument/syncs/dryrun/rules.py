@@ -26,6 +26,9 @@ _MIXED_DEVICES = (
     "set_", "_pack_padded_sequence", "_pad_packed_sequence", "lstm", "gru", "rnn_tanh", "rnn_relu", "_to_copy",
 )  # fmt: skip
 
+_CHECKED_NAMESPACES = (
+    "aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims",
+)  # fmt: skip
 # Functions whose CPU kernels read values that their CUDA kernels do not read
 CPU_CHECKS = ("quantile", "nanquantile")
 
@@ -41,6 +44,8 @@ class OperatorRule:
         name: the name without namespace and overload.
         same_device: whether all its tensors must be on one device.
         writes: whether all its results are arguments written in place, which keep their device.
+        checked: whether its synchronizations are known.
+        counted: whether it does anything on a GPU.
         on_gpu: the operator that a GPU runs in its place, for some arguments; None if there is none.
     """
 
@@ -51,6 +56,8 @@ class OperatorRule:
     same_device: bool
     writes: bool
     on_gpu: Translation | None
+    checked: bool
+    counted: bool
 
 
 def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -> None:
@@ -240,5 +247,5 @@ def rule_of(func: Any) -> OperatorRule:
         check, GPU_OUTPUTS.get(name), name, creates=not takes,
         same_device=namespace == "aten" and name not in _MIXED_DEVICES,
         writes=bool(written) and all(written) and name.endswith("_"),
-        on_gpu=TRANSLATED.get(func),
+        on_gpu=TRANSLATED.get(func), checked=namespace in _CHECKED_NAMESPACES, counted=namespace != "prim",
     )  # fmt: skip

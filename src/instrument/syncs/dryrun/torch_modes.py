@@ -24,9 +24,6 @@ from .state import PINNED, RunState, as_cuda, tensors
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, OperatorRule] = {}
-_CHECKED_NAMESPACES = (
-    "aten", "prim", "prims", "quantized", "c10d", "_c10d_functional", "profiler", "inductor", "debugprims",
-)  # fmt: skip
 _ON_GPU_HINT = (
     ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
     "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
@@ -86,9 +83,9 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             if not rule.writes:
                 outputs = out if rule.gpu_outputs is None else [out[index] for index in rule.gpu_outputs]
                 state.tags.put(outputs, device)
-            if func.namespace not in _CHECKED_NAMESPACES:
+            if not rule.checked:
                 state.record_not_covered(f"the inside the operator {func._schema.name} was not checked")
-            if state.calls is not None and not thread.uncounted_depth and func.namespace != "prim":
+            if state.calls is not None and not thread.uncounted_depth and rule.counted:
                 mixed = rule.check is not None
                 if rule.on_gpu is not None:
                     func, args = rule.on_gpu(args) or (func, args)
