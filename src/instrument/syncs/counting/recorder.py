@@ -186,7 +186,9 @@ class CallRecorder:
             elif kind in _VALUES:
                 parts += (kind, value)
             elif kind is list or kind is tuple:
-                if len(value) > _LONG and isinstance(value[0], torch.Tensor):
+                if len(value) > _LONG and type(value[0]) in _VALUES:
+                    parts.append(tuple(value))
+                elif len(value) > _LONG and isinstance(value[0], torch.Tensor):
                     parts += map(_ELEMENTS, value)
                     parts += (len(value), value[0].shape, value[0].dtype, value[-1].shape, value[-1].dtype)
                 else:

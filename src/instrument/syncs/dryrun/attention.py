@@ -22,7 +22,7 @@ def attention(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     """Run `scaled_dot_product_attention` with the operators of CUDA."""
     given = _DEFAULTS | dict(zip(_NAMES, args, strict=False)) | kwargs
     q, k, v = (given[name] for name in _NAMES[:3])
-    if mode.tags.device(q) is None or not can_substitute() or not _plain(q, k, v):
+    if mode.tags.device(q) is None or not can_substitute(mode.state) or not _plain(q, k, v):
         return mode.run_and_tag(func, args, kwargs)
     chosen = _backend(given)
     if chosen == "math":

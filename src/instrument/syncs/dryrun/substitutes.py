@@ -98,8 +98,10 @@ def _without_hooks() -> Any:
     return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
 
 
-def can_substitute() -> bool:
-    """Return whether no transform of ``torch.func`` and no forward-mode derivative runs, which need operators."""
+def can_substitute(state: RunState) -> bool:
+    """Return whether no substitute runs, and no transform of ``torch.func`` or forward mode, which need operators."""
+    if state.thread.uncounted_depth:
+        return False
     return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
 
 
@@ -113,7 +115,7 @@ def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[st
         x.dim() in (4, 5) and x.is_contiguous(memory_format=formats[x.dim() - 4]) and not x.is_contiguous()
     )
     mixed = weight is not None and weight.dtype != x.dtype
-    if mode.tags.device(x) is None or not can_substitute() or other_format or mixed or x.is_complex():
+    if mode.tags.device(x) is None or not can_substitute(mode.state) or other_format or mixed or x.is_complex():
         return mode.run_and_tag(func, args, kwargs)
     rows = (*x.shape[: x.dim() - len(shape)], *([1] * len(shape)))
     operator = CudaOperator(

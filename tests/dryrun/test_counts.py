@@ -1,0 +1,250 @@
+"""Counts of a dry run: operators, kernels, operations, copies and collectives of a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import instrument
+from instrument.syncs.counting.counts import Copies, Counts
+
+Train = Callable[[], None]
+
+
+def counts(run: Callable[[], Any], **options: Any) -> Counts:
+    """Return the counts of a run that came to its end."""
+    report = instrument.dry_run(run, **options)
+    if report.error is not None:
+        raise report.error
+    assert report.counts is not None
+    return report.counts
+
+
+def training(steps: int = 3, optimizer: Callable[..., Any] = torch.optim.AdamW, **options: Any) -> Train:
+    """Return a training of two layers, from 8 x 32 over 64 to 4 features."""
+
+    def train() -> None:
+        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)).cuda()
+        updates = optimizer(model.parameters(), lr=1e-3, **options)
+        x = torch.randn(8, 32, device="cuda")
+        for _ in range(steps):
+            functional.mse_loss(model(x), torch.zeros(8, 4, device="cuda")).backward()
+            updates.step()
+            updates.zero_grad()
+
+    return train
+
+
+def test_operations_by_pass() -> None:
+    """Forward is two matmuls; backward two for each but for the gradient of the input, which needs none."""
+    step = counts(training()).step
+    first, second = 2 * 8 * 32 * 64, 2 * 8 * 64 * 4
+    assert {"matmul": {"forward": first + second, "backward": first + 2 * second}} == step.flops
+    assert 5 == step.kernels["gemm"]
+    assert 2 * first + 3 * second == step.flop_count
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "kernels"),
+    [({}, "foreach", 8), ({"fused": True}, "fused", 2), ({"foreach": False}, "single", 0)],
+)
+def test_ways_of_the_optimizer(options: dict[str, Any], kind: str, kernels: int) -> None:
+    """The optimizer's default on CUDA is over lists of tensors; fused, it adds to the step numbers and updates."""
+    step = counts(training(**options)).step
+    assert (kind, kernels) == (step.optimizer, step.kernels.get("optimizer", 0))
+
+
+def test_same_without_data() -> None:
+    """Tensors without data give the same counts."""
+    real, fake = (counts(training(), fake=fake).step for fake in (False, True))
+    assert real == fake
+
+
+def test_same_in_each_run() -> None:
+    """A run has the same counts each time."""
+    assert counts(training()).as_dict() == counts(training()).as_dict()
+
+
+def test_typical_step() -> None:
+    """A typical step is one of the later ones; the first has the state of the optimizer besides."""
+    both = counts(training(5))
+    assert (2, 5) == (both.step.step, both.steps)
+    assert both.first.kernels["fill"] == both.step.kernels["fill"] + 8
+    assert both.record.steps == [2, 3, 4, 5]  # what is before the first update has no number
+
+
+def test_a_call_without_update_is_one_step() -> None:
+    """Without an optimizer, everything is the step."""
+    both = counts(lambda: torch.ones(4, device="cuda") * 2)
+    assert (1, 1, {"fill": 1, "elementwise": 1}) == (both.steps, both.step.step, both.step.kernels)
+    assert both.first == both.step
+
+
+def test_copies() -> None:
+    """Copies have a direction, and pinned memory or not."""
+
+    def step() -> None:
+        x = torch.ones(100).cuda()
+        y = torch.ones(50, dtype=torch.float64).pin_memory().to("cuda", non_blocking=True)
+        z = torch.tensor([1, 2, 3], device="cuda")
+        print(x.sum().item(), y.cpu().tolist(), z.tolist())
+        x.copy_(torch.zeros(100))
+
+    got = counts(step).step
+    assert [
+        Copies("D2H", False, 3, 4 + 400 + 24),
+        Copies("H2D", False, 3, 400 + 24 + 400),
+        Copies("H2D", True, 1, 400),
+    ] == got.copies
+    assert 6 == got.synchronizations
+
+
+def test_bytes() -> None:
+    """A kernel reads its distinct inputs and writes its results; expanded dimensions are read once."""
+
+    def step() -> None:
+        x = torch.empty(10, 10, device="cuda")
+        torch.add(x, x)
+        torch.add(x, torch.empty(10, 1, device="cuda").expand(10, 10))
+        x.fill_(1)
+
+    got = counts(step).step
+    assert (400 + 400 + 40, 3 * 400) == (got.read, got.written)
+
+
+def test_recomputed() -> None:
+    """What checkpointing runs again is a pass of its own, with the operations of the forward pass."""
+
+    def step() -> None:
+        layer = nn.Linear(16, 16).cuda()
+        x = torch.ones(4, 16, device="cuda", requires_grad=True)
+        checkpoint(lambda x: layer(x).relu(), x, use_reentrant=False).sum().backward()
+
+    once = 2 * 4 * 16 * 16
+    assert {"matmul": {"forward": once, "backward": 2 * once, "recomputed": once}} == counts(step).step.flops
+
+
+def test_create_graph_is_no_recomputation() -> None:
+    """A backward pass whose gradients need gradients is still one."""
+
+    def step() -> None:
+        x = torch.ones(4, device="cuda", requires_grad=True)
+        (gradient,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+        gradient.sum().backward()
+
+    assert {"forward", "backward"} == {row.name for row in counts(step).step.by("phase")}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_of_cuda(dtype: torch.dtype) -> None:
+    """Attention is one operator, as on CUDA, with the operations of both of its matmuls; backward has five."""
+
+    def step() -> None:
+        q, k, v = (torch.randn(2, 4, 24, 16, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3))
+        functional.scaled_dot_product_attention(q, k, v, is_causal=True).sum().backward()
+
+    got = counts(step).step
+    once = 2 * 2 * 4 * 24 * 24 * 16
+    assert {"attention": {"forward": 2 * once, "backward": 5 * once}} == got.flops
+    kind = "efficient" if dtype is torch.float32 else "flash"
+    assert f"aten::_scaled_dot_product_{kind}_attention" in {row.name for row in got.by("operator")}
+
+
+def test_attention_has_the_same_gradients() -> None:
+    """The substitute computes what the CPU computes, also with a mask."""
+    tensors = [torch.randn(2, 2, 6, 8, dtype=torch.float32) for _ in range(3)]
+    mask = torch.rand(6, 6) > 0.3
+
+    def run(device: str) -> list[torch.Tensor]:
+        given = [each.clone().to(device).requires_grad_() for each in tensors]
+        out = functional.scaled_dot_product_attention(*given, mask.to(device))
+        return [each.detach().cpu() for each in (out, *torch.autograd.grad((out**2).sum(), given))]
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        expected = run("cpu")
+    got: list[torch.Tensor] = []
+    counts(lambda: got.extend(run("cuda")))
+    for one, other in zip(expected, got, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_rms_norm_has_the_same_gradients() -> None:
+    """As for attention, and gradients of gradients."""
+    x, weight = torch.randn(3, 8), torch.randn(8)
+
+    def run(device: str) -> list[torch.Tensor]:
+        given = [each.clone().to(device).requires_grad_() for each in (x, weight)]
+        out = functional.rms_norm(given[0], (8,), given[1])
+        first = torch.autograd.grad(out.cos().sum(), given, create_graph=True)
+        second = torch.autograd.grad((first[0] ** 2).sum(), given)
+        return [each.detach().cpu() for each in (out, *first, *second)]
+
+    got: list[torch.Tensor] = []
+    names = {row.name for row in counts(lambda: got.extend(run("cuda"))).step.by("operator")}
+    assert {"aten::_fused_rms_norm", "aten::_fused_rms_norm_backward"} <= names
+    for one, other in zip(run("cpu"), got, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("enabled", "name"), [(True, "aten::cudnn_batch_norm"), (False, "aten::native_batch_norm")])
+def test_batch_norm_of_cudnn(enabled: bool, name: str) -> None:
+    """Batch norm is cuDNN's, unless that is off."""
+
+    def step() -> None:
+        with torch.backends.cudnn.flags(enabled=enabled):
+            nn.BatchNorm2d(4).cuda()(torch.ones(2, 4, 3, 3, device="cuda"))
+
+    assert name in {row.name for row in counts(step).step.by("operator")}
+
+
+def test_collectives(tmp_path: Path) -> None:
+    """A collective counts with its group and bytes."""
+
+    def step() -> None:
+        torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+        try:
+            torch.distributed.all_reduce(torch.ones(25, device="cuda"))
+            torch.distributed.all_reduce(torch.ones(5, device="cuda"))
+        finally:
+            torch.distributed.destroy_process_group()
+
+    (made,) = counts(step).step.collectives
+    assert ("c10d::allreduce_", 2, 120) == (made.name, made.count, made.bytes)
+    assert made.group
+
+
+def test_unknown_kernels_and_data() -> None:
+    """An operator whose kernels are not known is named, and one whose results depend on data."""
+
+    def step() -> None:
+        x = torch.ones(4, 4, device="cuda")
+        torch.linalg.eigvalsh(x)
+        x.nonzero()
+
+    got = counts(step).step
+    assert ["aten::nonzero"] == got.by_data
+    assert {"aten::_linalg_eigh": 1} == got.unknown
+
+
+def test_text_and_json() -> None:
+    """The text names the step and its kernels; JSON has the same numbers."""
+    both = counts(training())
+    text = str(both)
+    assert text.startswith("Counts of step 2 of 3\n")
+    assert "5 gemm" in text
+    assert "foreach" in text
+    assert both.step.kernels == json.loads(both.to_json())["step"]["kernels"]
+
+
+def test_wrong_rows() -> None:
+    """An unknown kind of rows is an error."""
+    with pytest.raises(ValueError, match='"what" must be one of phase, region'):
+        counts(training()).step.by("color")  # type: ignore[arg-type]
