@@ -166,4 +166,4 @@ def test_functional_calls_outside_modules() -> None:
         functional.gelu(torch.ones(2, device="cuda"))
 
     (place,) = places(step, "gelu")
-    assert ("", "functional.gelu(torch.ones(2, device=\"cuda\"))") == (place.module, line(place))
+    assert ("", 'functional.gelu(torch.ones(2, device="cuda"))') == (place.module, line(place))

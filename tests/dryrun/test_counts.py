@@ -88,6 +88,11 @@ def test_a_call_without_update_is_one_step() -> None:
     assert both.first == both.step
 
 
+def test_nothing_on_a_gpu() -> None:
+    """Without an operator on a GPU, all counts are zero."""
+    assert (0, 0) == ((step := counts(lambda: torch.ones(2)).step).operators, step.kernel_count)
+
+
 def test_copies() -> None:
     """Copies have a direction, and pinned memory or not."""
 
@@ -194,7 +199,9 @@ def test_rms_norm_has_the_same_gradients() -> None:
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize(("enabled", "name"), [(True, "aten::cudnn_batch_norm"), (False, "aten::native_batch_norm")])
+@pytest.mark.parametrize(
+    ("enabled", "name"), [(True, "aten::cudnn_batch_norm"), (False, "aten::native_batch_norm")]
+)
 def test_batch_norm_of_cudnn(enabled: bool, name: str) -> None:
     """Batch norm is cuDNN's, unless that is off."""
 
@@ -209,7 +216,9 @@ def test_collectives(tmp_path: Path) -> None:
     """A collective counts with its group and bytes."""
 
     def step() -> None:
-        torch.distributed.init_process_group("nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+        )
         try:
             torch.distributed.all_reduce(torch.ones(25, device="cuda"))
             torch.distributed.all_reduce(torch.ones(5, device="cuda"))

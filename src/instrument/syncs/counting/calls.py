@@ -196,8 +196,8 @@ class CallRecord:
     def step(self, number: int) -> Span:
         """Return the operators of a step; the first step begins where the run or its optimizer does."""
         wanted = (number,) if number != 1 else (1, 0) if any(step == 0 for _, step in self.marks) else (1, None)
-        ends = [mark for mark, _ in self.marks[1:]] + [len(self)]
-        parts = [(begin, end) for (begin, step), end in zip(self.marks, ends, strict=True) if step in wanted]
+        ends = [*(mark for mark, _ in self.marks[1:]), len(self)]
+        parts = [(begin, end) for (begin, step), end in zip(self.marks, ends, strict=False) if step in wanted]
         pairs = np.array(self.order, np.int32).reshape(-1, 2)
         chosen = np.concatenate([pairs[begin:end] for begin, end in parts]) if parts else pairs[:0]
         return Span(self, chosen[:, 0], chosen[:, 1])

@@ -106,7 +106,7 @@ class CallRecorder:
                 described = (
                     Call(func._schema.name, func, (), ())
                     if kind == _VIEW
-                    else _Description(self._memory).call(func, args, kwargs, out)
+                    else described(self._memory, func, args, kwargs, out)
                 )
                 call = self._append(key, described)
             self.record.order.extend((call, place))
@@ -217,6 +217,13 @@ def _kind_of(func: Any) -> int:
     aliases = [result.alias_info for result in func._schema.returns]
     is_view = bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
     return _VIEW if is_view else _ORDINARY
+
+
+def described(
+    memory: Callable[[Any], Memory], func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any
+) -> Call:
+    """Return a call that ran; ``memory`` returns where a tensor is."""
+    return _Description(memory).call(func, args, kwargs, out)
 
 
 class _Description:
