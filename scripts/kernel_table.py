@@ -1,8 +1,8 @@
 """Writes the table of the kernels that operators of torch launch on CUDA, as the software GPU shows them.
 
 Each operator runs on the sample inputs of torch's own tests, forward and backward. An operator that launches the
-same families in three of four calls goes into the table; the others need a rule. It takes ten minutes, with the CUDA
-build of torch:
+same families in three of four calls goes into the table; the others need a rule. It takes ten minutes, with the
+CUDA build of torch:
 
     SIMGPU=1 .venv-cuda/bin/python scripts/kernel_table.py
 """
@@ -27,8 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 from tests import simgpu  # noqa: E402
 
+from instrument.read.tables.kernel_families import family_of  # noqa: E402
 from instrument.syncs.counting.calls import Call, Memory  # noqa: E402
-from instrument.syncs.counting.families import family_of  # noqa: E402
 from instrument.syncs.counting.kernels import RULES  # noqa: E402
 from instrument.syncs.counting.launches import is_contiguous, is_empty  # noqa: E402
 from instrument.syncs.counting.recorder import described  # noqa: E402
@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):
 
 
 def memory(tensor: torch.Tensor) -> Memory:
+    """Return where a tensor is."""
     return "gpu" if tensor.is_cuda else "pinned" if tensor.is_pinned() else "cpu"
 
 
@@ -80,6 +81,7 @@ def recorded() -> Iterator[Recorded]:
 
 
 def run(operator: Any, dtype: torch.dtype) -> None:
+    """Run an operator on its sample inputs, forward and backward."""
     differentiable = operator.supports_autograd and dtype.is_floating_point
     for number, sample in enumerate(operator.sample_inputs("cuda", dtype, requires_grad=differentiable)):
         if number == SAMPLES:
@@ -93,12 +95,13 @@ def run(operator: Any, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
+    """Write the table."""
     warnings.simplefilter("ignore")
-    torch.backends.cudnn.enabled = False
     by_name: dict[str, list[Recorded]] = defaultdict(list)
-    for call, families in recorded():
-        if not is_empty(call):
-            by_name[call.name.removeprefix("aten::")].append((call, families))
+    with torch.backends.cudnn.flags(enabled=False):
+        for call, families in recorded():
+            if not is_empty(call):
+                by_name[call.name.removeprefix("aten::")].append((call, families))
     operators: dict[str, list[str]] = {}
     copies: dict[str, int] = {}
     for name, rows in sorted(by_name.items()):

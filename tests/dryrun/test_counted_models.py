@@ -11,11 +11,12 @@ import torch
 
 import instrument
 from instrument.explain.metrics.roofline import roofline
+from instrument.read.tables.kernel_families import family_of
 from instrument.read.tables.table import KERNEL
 from instrument.read.tables.trace import Trace
 from instrument.syncs.budget import Budget
-from instrument.syncs.counting.counts import StepCounts, counts_of
-from instrument.syncs.counting.families import family_of
+from instrument.syncs.counting.counts import counts_of
+from instrument.syncs.counting.step_counts import StepCounts
 from instrument.syncs.dryrun.run import dry_run_context
 from tests.support.shared_traces import shared
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import instrument
-from instrument.syncs.counting.counts import Copies, Counts
+from instrument.syncs.counting.counts import Counts
+from instrument.syncs.counting.step_counts import Copies
 
 Train = Callable[[], None]
 

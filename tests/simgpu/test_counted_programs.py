@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import instrument
-from instrument.syncs.counting.families import family_of
+from instrument.read.tables.kernel_families import family_of
 from tests import simgpu
 from tests.simgpu.counted_programs import PROGRAMS
 

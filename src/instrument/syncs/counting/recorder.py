@@ -16,7 +16,8 @@ from .calls import Call, CallRecord, Memory, TensorInfo
 from .places import Places, ThreadPlaces, patches
 
 FEATURE = "counting operators"
-_TO_COPY = torch.ops.aten._to_copy.default
+_COPY_NAME = "_to_copy"
+_TO_COPY = getattr(torch.ops.aten, _COPY_NAME).default
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _LONG = 8  # tensors; longer lists are told apart by the numbers of elements
 _ELEMENTS = torch.Tensor.numel
@@ -103,12 +104,13 @@ class CallRecorder:
                 key = tuple(parts)
             call = self._index_of.get(key)
             if call is None:
-                described = (
+                view = kind == _VIEW
+                made = (
                     Call(func._schema.name, func, (), ())
-                    if kind == _VIEW
+                    if view
                     else described(self._memory, func, args, kwargs, out)
                 )
-                call = self._append(key, described)
+                call = self._append(key, made)
             self.record.order.extend((call, place))
         except Exception as error:
             guard.failed(FEATURE, error)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from ...base.printable import shown_name
 from ...base.units import count, counted, percent, size
 from .calls import PHASES
-
-if TYPE_CHECKING:
-    from .counts import Counts, StepCounts
+from .step_counts import StepCounts
 
 _COLUMN = 18
 _ROWS = 10
@@ -27,29 +24,30 @@ def operations(flops: int) -> str:
     return f"{flops} FLOP"
 
 
-def lines(counts: Counts) -> Iterator[str]:
-    """Yield the lines of the counts of a typical step, and what is different in the first."""
-    step = counts.step
-    which = f"step {step.step} of {counts.steps}" if counts.steps > 1 else "the step"
-    yield f"Counts of {which}"
-    yield from (f"  {name:<{_COLUMN}}{text}" for name, text in _rows(step))
-    compiled = counts.compiled
-    if any(vars(compiled).values()):
-        yield f"  {'compiled':<{_COLUMN}}" + ", ".join(
-            counted(number, name[:-1].replace("_", " ")) for name, number in vars(compiled).items()
-        )
-    if step.step != counts.first.step:
-        differences = dict(_rows(counts.first))
-        changed = [f"{name} {text}" for name, text in differences.items() if text != dict(_rows(step)).get(name)]
-        if changed:
-            yield ""
-            yield "The first step, with what comes before it:"
-            yield from (
-                f"  {name:<{_COLUMN}}{differences[name]}"
-                for name in differences
-                if f"{name} {differences[name]}" in changed
-            )
+def lines(step: StepCounts, first: StepCounts, steps: int, compiled: str) -> Iterator[str]:
+    """Yield the lines of the counts of a typical step, and what is different in the first.
+
+    Args:
+        step: the typical step.
+        first: the first one.
+        steps: the number of steps.
+        compiled: what torch.compile did; empty if nothing.
+    """
+    yield f"Counts of step {step.step} of {steps}" if steps > 1 else "Counts of the step"
+    usual, before = dict(_rows(step)), dict(_rows(first))
+    if compiled:
+        usual["compiled"] = compiled
+    yield from _named(usual)
+    changed = {name: text for name, text in before.items() if usual.get(name) != text}
+    if step.step != first.step and changed:
+        yield ""
+        yield "The first step, with what comes before it:"
+        yield from _named(changed)
     yield from _modules(step)
+
+
+def _named(rows: Mapping[str, str]) -> Iterator[str]:
+    return (f"  {name:<{_COLUMN}}{text}" for name, text in rows.items())
 
 
 def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
@@ -67,7 +65,7 @@ def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
     yield "synchronizations", count(step.synchronizations)
     for made in step.collectives:
         where = f" in {shown_name(made.group)}" if made.group else ""
-        yield "collectives", f"{count(made.count)} {made.name.rpartition('::')[2]}{where}, {size(made.bytes)}"
+        yield made.name.rpartition("::")[2], f"{counted(made.count, 'collective')}{where}, {size(made.bytes)}"
     if step.optimizer:
         yield "optimizer", step.optimizer
     if step.unknown:

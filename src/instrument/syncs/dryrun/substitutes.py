@@ -99,7 +99,7 @@ def _without_hooks() -> Any:
 
 
 def can_substitute(state: RunState) -> bool:
-    """Return whether no substitute runs, and no transform of ``torch.func`` or forward mode, which need operators."""
+    """Return whether neither a substitute runs, nor a transform of ``torch.func`` or forward mode."""
     if state.thread.uncounted_depth:
         return False
     return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
@@ -125,7 +125,9 @@ def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[st
         lambda tensors, out: [torch.empty(rows, dtype=_statistics_type(x.dtype), device="cpu")],
         _aten._fused_rms_norm_backward.default,
         lambda gradient, tensors, results: [
-            gradient, tensors[0], shape, results[1], tensors[1], [tensors[0].requires_grad, weight is not None and weight.requires_grad]
+            gradient, tensors[0], shape, results[1], tensors[1], [
+                tensors[0].requires_grad, weight is not None and weight.requires_grad
+            ]
         ],
     )  # fmt: skip
     return Substitute.apply(mode.state, operator, x, weight)  # type: ignore[no-untyped-call]

@@ -29,7 +29,7 @@ def _batch_norm(args: Sequence[Any]) -> bool:
 
 
 def _batch_norm_backward(args: Sequence[Any]) -> bool:
-    gradient, x, weight, mean, variance, _, _, training = args[:8]
+    _, x, weight, mean, variance, _, _, training = args[:8]
     return training and _batch_norm([x, weight, weight, mean, variance, training])
 
 
@@ -47,7 +47,7 @@ _INTO_ZEROS = (
     "Cummax",
     "Cummin",
 )
-"""Beginnings of the names of autograd nodes that scatter a gradient into zeros, which they do in place without a mode."""
+"""Beginnings of the names of autograd nodes that scatter a gradient into zeros, in place unless a mode is on."""
 
 
 def _in_place(func: Any, *more: Any) -> Translation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from ...read.tables.kernel_names import parse
+from .kernel_names import parse
 
 FAMILIES = (
     "gemm", "attention", "convolution", "normalization", "softmax", "reduction", "elementwise", "copy", "fill",
