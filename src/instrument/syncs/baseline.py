@@ -13,13 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..base.findings import SyncFinding
+from ..base.reasoned_lines import read_lines, with_place, write_lines
 from ..base.source_paths import portable
 from ..explain.waits.report import SyncReport
 
-_HEAD = """\
-# Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:
-# fingerprint, maximum in a step (or *), reason  # place
-"""
+_HEAD = (
+    "# Known synchronizations, for `instrument syncs --baseline` and `--allowlist`. One line for each:",
+    "# fingerprint, maximum in a step (or *), reason  # place",
+)
 _LINE = re.compile(r"([0-9a-f]{16})\s+(\d{1,9}|\*)(?:\s+(.*))?")
 
 
@@ -63,14 +64,7 @@ class Baseline:
             OSError: the file cannot be read.
         """
         baseline = cls()
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except UnicodeDecodeError:
-            raise ValueError(f"cannot read {path}: it is not a text file") from None
-        for number, line in enumerate(text.split("\n"), 1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            content, _, where = re.sub(r"\s#(\s|$)", " # ", line).partition(" # ")
+        for number, line, content, where in read_lines(path):
             match = _LINE.fullmatch(content.strip())
             if match is None:
                 raise ValueError(f"cannot read {path}, line {number}: no fingerprint, number and reason: {line!r}")
@@ -80,7 +74,7 @@ class Baseline:
             if fingerprint in baseline.entries:
                 raise ValueError(f"cannot read {path}, line {number}: {fingerprint} is listed twice")
             limit = None if most == "*" else int(most)
-            baseline.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where.strip())
+            baseline.entries[fingerprint] = BaselineEntry(fingerprint, limit, reason, where)
         return baseline
 
     @classmethod
@@ -99,15 +93,13 @@ class Baseline:
         """Write the file, its lines ordered by call site."""
         entries = sorted(self.entries.values(), key=lambda entry: (entry.where, entry.fingerprint))
         lines = [
-            f"{entry.fingerprint} {'*' if entry.max_in_step is None else entry.max_in_step} "
-            f"{entry.reason}".rstrip()
-            + (f"  # {entry.where}" if entry.where else "")
+            with_place(
+                f"{entry.fingerprint} {'*' if entry.max_in_step is None else entry.max_in_step} {entry.reason}",
+                entry.where,
+            )
             for entry in entries
         ]
-        path = Path(path)
-        partial = path.with_name(f"{path.name}.partial")  # an interrupt leaves the old file intact
-        partial.write_text(_HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
-        partial.replace(path)
+        write_lines(path, [*_HEAD, *lines])
 
     def allow(self, results: SyncReport, name: str) -> list[tuple[str, int, int]]:
         """Allow the known synchronizations in ``results``, up to their maximum in a step; not inside `no_syncs`.

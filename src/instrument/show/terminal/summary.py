@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
-import re
 import shlex
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ...base.numbered_names import joined_paths
 from ...base.run_folder import how_to_show_snapshots
 from ...base.units import count, counted, duration, percent
 from ...read.kineto.salvage import OTHER_TYPES
@@ -27,8 +26,6 @@ from .steps import describe_steps, headline
 if TYPE_CHECKING:  # importing it takes a tenth of a second, at the end of every run
     from ...explain.diagnosis.diagnose import Diagnosis
 
-_MAX_SEPARATE_REGIONS = 8
-_NUMBER = re.compile(r"\d+")
 _Path = tuple[str, ...]
 
 
@@ -40,28 +37,12 @@ def join_numbered(regions: Sequence[RegionStat]) -> tuple[RegionStat, ...]:
     Args:
         regions: A tree, each region after the one around it.
     """
-    levels: dict[int, list[RegionStat]] = defaultdict(list)
-    for region in regions:
-        levels[len(region.path)].append(region)
-    joined: dict[_Path, _Path] = {(): ()}  # the path of the row for each path
-    for depth in sorted(levels):
-        names: dict[tuple[_Path, str], set[str]] = defaultdict(set)
-        for region in levels[depth]:
-            names[_key(region, joined)].add(region.path[-1])
-        for region in levels[depth]:
-            around, pattern = _key(region, joined)
-            many = len(names[around, pattern]) > _MAX_SEPARATE_REGIONS
-            joined[region.path] = (*around, pattern if many else region.path[-1])
+    joined = joined_paths(region.path for region in regions)
     rows: dict[_Path, RegionStat] = {}
     for region in regions:
         path = joined[region.path]
         rows[path] = _sum(path, rows.get(path), region)
     return tuple(rows.values())
-
-
-def _key(region: RegionStat, joined: dict[_Path, _Path]) -> tuple[_Path, str]:
-    """Return the path of the row around a region, and its name with its numbers replaced."""
-    return joined[region.path[:-1]], _NUMBER.sub("*", region.path[-1])
 
 
 def _sum(path: _Path, row: RegionStat | None, region: RegionStat) -> RegionStat:
