@@ -26,6 +26,8 @@ from ...base.guard import uninterrupted
 from ...base.imports import loaded_modules
 from ...base.patch import Patch
 from ...base.source_paths import INSTALLED
+from ...explain.contract.numbers import Numbers
+from ...explain.contract.region_tree import RegionTree
 from ...explain.waits import sites
 from ...explain.waits.comments import mistaken_comments
 from ...explain.waits.events import CountByStep, SyncEvent
@@ -37,7 +39,9 @@ from ...record.stepping.follower import StepFollower
 from .. import coverage
 from ..budget import Budget
 from ..counting.counts import Counts, counts_of
+from ..counting.numbers import numbers_of
 from ..counting.recorder import CallRecorder
+from ..counting.regions import RegionCounter
 from .compiled import CompilerCounters
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
@@ -284,9 +288,16 @@ class DryRunReport(SyncReport):
 
     Attributes:
         counts: operators, kernels, operations, bytes and copies of a step.
+        regions: the regions of that step with their calls.
     """
 
     counts: Counts | None = None
+    regions: RegionTree | None = None
+
+    @functools.cached_property
+    def numbers(self) -> Numbers:
+        """The counts of the step as integers by name, each with its places; empty without counts."""
+        return numbers_of(self.counts, self.syncs) if self.counts is not None else Numbers({})
 
 
 class DryRun:
@@ -297,6 +308,7 @@ class DryRun:
     ) -> None:
         self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
+        self.regions = RegionCounter(self.recorder)
         if counts:
             self.state.calls = CallRecorder(self.recorder, path.names, self.state.memory)
         self._compiled_before = CompilerCounters()
@@ -345,6 +357,12 @@ class DryRun:
         text = f"the step ended here with {describe_error(error)}"
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
+    def note_region(self, path: tuple[str, ...]) -> None:
+        """Note that a region opened; ``path`` are the open regions, outermost first."""
+        self.regions.note(path)
+        if self.state.budget.given:
+            self.state.budget.note_region(path)
+
     def call_patches(self) -> Iterator[Patch]:
         """Return what must be patched so that operators are counted."""
         if self.state.calls is not None:
@@ -355,6 +373,7 @@ class DryRun:
         self.recorder.clear()
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.state.budget.clear()
+        self.regions.clear()
         if self.state.calls is not None:
             self.state.calls.clear()
 
@@ -375,6 +394,7 @@ class DryRun:
     def _on_restart(self) -> None:
         """Make everything so far a part of step 0, as a stronger sign of steps was found."""
         self.recorder.restart(None if self.recorder.step is None else 0)
+        self.regions.restart(self.recorder.step)
         if self.state.calls is not None:
             self.state.calls.restart(self.recorder.step)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
@@ -421,6 +441,7 @@ class DryRun:
 
             compiled = self._compiled_before.until_now()
             report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
+            report.regions = self.regions.tree(report.counts.step.step)
         return report
 
 
@@ -467,10 +488,10 @@ def _set_up(
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(setattr, coverage, "dry_run_active", False)
     coverage.dry_run_active = True
-    path = RegionPath(budget.note_region if budget.given else None)
+    path = RegionPath(lambda opened: run.note_region(opened))
+    run = DryRun(path, fake, budget, script, step_on, counts)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
-    run = DryRun(path, fake, budget, script, step_on, counts)
     cuda = PretendedCuda(run.state)
     stack.callback(cuda.undo)
     cuda.install()

@@ -1,0 +1,125 @@
+"""Makes the numbers that a project can hold from the counts of a step: integers by name, each with its places."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from ...base.findings import SyncFinding
+from ...explain.contract.numbers import Number, Numbers, Spot
+from .calls import PHASES, Place
+from .counts import Counts, StepCounts
+from .families import FAMILIES
+from .launches import Launch
+
+_KINDS = ("matmul", "attention", "convolution")
+_MEMORY = ("memcpy", "memset")
+_PARTS = {
+    "kernels": [family for family in FAMILIES if family not in _MEMORY],
+    "flops": [f"{kind}.{phase}" for kind in _KINDS for phase in PHASES],
+    **{f"{way}_{what}": ["pageable", "pinned"] for way in ("h2d", "d2h") for what in ("bytes", "copies")},
+}
+_SINGLE = ("operators", "memcpys", "memsets", "read_bytes", "written_bytes", "collectives", "collective_bytes")
+KNOWN = (*_SINGLE, *_PARTS, *(f"{whole}.{part}" for whole, parts in _PARTS.items() for part in parts),
+         *(f"flops.{kind}" for kind in _KINDS))  # fmt: skip
+"""The numbers of operators, also of those that a program may lack."""
+
+
+class PartOfPeak(Protocol):
+    """What one place holds of the memory at its peak."""
+
+    @property
+    def place(self) -> Place:
+        """The place."""
+
+    @property
+    def bytes(self) -> int:
+        """How much."""
+
+
+class Peak(Protocol):
+    """The memory of the GPU at its peak."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak."""
+
+    @property
+    def uses(self) -> Sequence[PartOfPeak]:
+        """Its parts."""
+
+
+def numbers_of(counts: Counts, syncs: Iterable[SyncFinding], memory: Peak | None = None) -> Numbers:
+    """Return the numbers of the typical step.
+
+    Graph breaks, compilations and the peak of memory are those of the whole run. Numbers of a step with operators
+    whose results depend on data are marked as not exact.
+
+    Args:
+        counts: the counts of the run.
+        syncs: where it synchronizes.
+        memory: its peak; None if it is not known.
+    """
+    step = counts.step
+    parts = _of_operators(step)
+    exact = not step.by_data
+    numbers = {name: Number(places.total(), +places, exact) for name, places in parts.items()}
+    waits: Counter[Spot] = Counter()
+    for finding in syncs:
+        waits[Spot(finding.region, finding.site or finding.via)] += finding.steps[step.step - 1]
+    numbers["syncs"] = Number(waits.total(), +waits)
+    compiled = counts.compiled
+    numbers["graph_breaks"] = Number(compiled.graph_breaks)
+    numbers["recompilations"] = Number(compiled.recompilations)
+    numbers["compiled_graphs"] = Number(compiled.graphs)
+    if memory is not None:
+        held: Counter[Spot] = Counter()
+        for use in memory.uses:
+            held[_spot(use.place)] += use.bytes
+        numbers["peak_bytes"] = Number(memory.peak_bytes, held, exact)
+    return Numbers(numbers, KNOWN)
+
+
+def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
+    """Return the numbers by name and place, with the sums of those with dots."""
+    parts: dict[str, Counter[Spot]] = defaultdict(Counter)
+    for name in (*_SINGLE, *_PARTS):
+        parts[name] = Counter()
+
+    def add(name: str, spot: Spot, value: int) -> None:
+        words = name.split(".")
+        for length in range(1, len(words) + 1):
+            parts[".".join(words[:length])][spot] += value
+
+    for call, place, times in step.span.counted():
+        about, spot = step.prices[call], _spot(place)
+        add("operators", spot, times)
+        for launch in about.launches.works:
+            for name, value in _of_launch(launch):
+                add(name, spot, value * times)
+        if about.kernels:
+            add("read_bytes", spot, about.work.read * times)
+            add("written_bytes", spot, about.work.written * times)
+        if about.work.kind and about.work.flops:
+            add(f"flops.{about.work.kind}.{place.phase}", spot, about.work.flops * times)
+    return parts
+
+
+def _of_launch(launch: Launch) -> list[tuple[str, int]]:
+    """Return the names of the numbers that a launch adds to, and how much."""
+    if launch.family == "memcpy" and (launch.source, launch.target) != ("gpu", "gpu"):
+        to_gpu = launch.target == "gpu"
+        direction, host = ("h2d", launch.source) if to_gpu else ("d2h", launch.target)
+        kind = "pinned" if host == "pinned" else "pageable"
+        return [(f"{direction}_copies.{kind}", 1), (f"{direction}_bytes.{kind}", launch.bytes)]
+    if launch.family in _MEMORY:
+        return [(f"{launch.family}s", 1)]
+    kernel = [(f"kernels.{launch.family}", 1)]
+    if launch.family == "collective":
+        kernel += [("collectives", 1), ("collective_bytes", launch.bytes)]
+    return kernel
+
+
+def _spot(place: Place) -> Spot:
+    return Spot(place.region, place.site or place.via)
