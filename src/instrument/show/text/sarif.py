@@ -23,7 +23,8 @@ _NOT_COVERED = (
 )
 
 
-def _root() -> Path:
+def root_of_repository() -> Path:
+    """Return the root of the repository of the current folder; the folder itself outside of one."""
     try:
         current = Path.cwd()
     except FileNotFoundError:  # it was removed
@@ -37,7 +38,7 @@ def to_sarif(reports: Sequence[SyncReport]) -> str:
     Files are relative to the root of the repository of the current folder. A finding
     without a location, and what ended a run, become notifications of the tool.
     """
-    root = _root()
+    root = root_of_repository()
     results: list[dict[str, Any]] = []
     rules: dict[str, dict[str, Any]] = {}
     notifications: list[dict[str, Any]] = []
@@ -46,23 +47,30 @@ def to_sarif(reports: Sequence[SyncReport]) -> str:
             rule = _rule(finding)
             rules.setdefault(rule["id"], rule)
             if finding.site is None and finding.via is None:
-                notifications.append(_notification(f"{_message(one, finding)} (thread {finding.thread or '?'})"))
+                notifications.append(notification(f"{_message(one, finding)} (thread {finding.thread or '?'})"))
             else:
                 results.append(_result(one, finding, root) | {"ruleIndex": list(rules).index(rule["id"])})
-        notifications += [_notification(sentence) for sentence in one.coverage]
+        notifications += [notification(sentence) for sentence in one.coverage]
         if one.unavailable_reason:
-            notifications.append(_notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
+            notifications.append(notification(f"nothing could be checked: {one.unavailable_reason}", "error"))
         if one.ended is not None:
-            notifications.append(_notification(f"the run ended early: {one.ended}", "error"))
+            notifications.append(notification(f"the run ended early: {one.ended}", "error"))
+    successful = all(one.finished and not one.unavailable_reason for one in reports)
+    return log(list(rules.values()), results, notifications, successful, root)
+
+
+def log(
+    rules: list[dict[str, Any]],
+    results: list[dict[str, Any]],
+    notifications: list[dict[str, Any]],
+    successful: bool,
+    root: Path,
+) -> str:
+    """Return a log with one run, whose files are relative to ``root``."""
     run = {
-        "tool": {"driver": {"name": "instrument", "rules": list(rules.values())}},
+        "tool": {"driver": {"name": "instrument", "rules": rules}},
         "originalUriBaseIds": {_BASE: {"uri": f"{root.as_uri()}/".replace("////", "///")}},
-        "invocations": [
-            {
-                "executionSuccessful": all(one.finished and not one.unavailable_reason for one in reports),
-                "toolExecutionNotifications": notifications,
-            }
-        ],
+        "invocations": [{"executionSuccessful": successful, "toolExecutionNotifications": notifications}],
         "columnKind": "unicodeCodePoints",
         "results": results,
     }
@@ -109,12 +117,12 @@ def _result(results: SyncReport, finding: SyncFinding, root: Path) -> dict[str, 
         "ruleId": _rule(finding)["id"],
         "level": _LEVELS[results.severity(finding)],
         "message": {"text": _message(results, finding)},
-        "locations": [_location(site, root)],
+        "locations": [location(site, root)],
         "partialFingerprints": {"instrumentSync/v1": finding.fingerprint},
         "occurrenceCount": max(finding.count, 1),
     }
     if finding.site and finding.via:
-        via = _location(finding.via, root) | {
+        via = location(finding.via, root) | {
             "id": 1,
             "message": {"text": "the line of the library that synchronizes"},
         }
@@ -125,7 +133,8 @@ def _result(results: SyncReport, finding: SyncFinding, root: Path) -> dict[str, 
     return result
 
 
-def _location(site: Site, root: Path) -> dict[str, Any]:
+def location(site: Site, root: Path) -> dict[str, Any]:
+    """Return the location of a line."""
     region: dict[str, Any] = {"startLine": max(site.line, 1)}
     if site.code:
         region["snippet"] = {"text": site.code}
@@ -144,5 +153,6 @@ def _artifact_location(file: str, root: Path) -> dict[str, str]:
     return {"uri": quote(path.as_posix()), "uriBaseId": _BASE}
 
 
-def _notification(text: str, level: str = "note") -> dict[str, Any]:
+def notification(text: str, level: str = "note") -> dict[str, Any]:
+    """Return a message of the tool that has no location."""
     return {"level": level, "message": {"text": text}}

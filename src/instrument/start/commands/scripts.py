@@ -56,8 +56,15 @@ def exit_at_once(conclude: Callable[[], int], out: TextIO) -> None:
         os._exit(code)
 
 
+def exit_code_of_signal(error: BaseException | None) -> int:
+    """Return the exit code for the signal that ended a run, given its error; 0 if none did."""
+    from ...base.early_stop import EarlyStop
+
+    return int(error.code or 0) if isinstance(error, EarlyStop) else 0
+
+
 def reserve_stdout() -> TextIO:
-    """Return standard output, for the JSON only: until this process ends, other output goes to standard error.
+    """Return standard output, for JSON and the like: until this process ends, other output goes to standard error.
 
     That includes the output of child processes of a script and of its exit handlers.
     """

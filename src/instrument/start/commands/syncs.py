@@ -14,7 +14,7 @@ import typer
 
 from ...explain.waits.report import SyncReport
 from .. import cli
-from .scripts import MODULE, WithArguments, arguments_of, exit_at_once, reserve_stdout
+from .scripts import MODULE, WithArguments, arguments_of, exit_at_once, exit_code_of_signal, reserve_stdout
 
 if TYPE_CHECKING:
     from ...syncs.baseline import Baseline
@@ -121,10 +121,7 @@ def syncs(
 
 def _exit_code_of_signal(reports: Reports) -> int:
     """Return the exit code for the signal that ended the last run; 0 if none did."""
-    from ...base.early_stop import EarlyStop
-
-    error = reports[-1][1].error if reports else None
-    return int(error.code or 0) if isinstance(error, EarlyStop) else 0
+    return exit_code_of_signal(reports[-1][1].error) if reports else 0
 
 
 def _run_or_audit(
