@@ -1,4 +1,4 @@
-"""pytest plugin: fails tests whose code makes the CPU wait for the GPU; without a GPU, it uses a dry run.
+"""pytest plugin: fails tests whose code makes the CPU wait for the GPU, or does more on it than it may.
 
     @pytest.mark.syncs(max=0, fake=False)   # the body of the test, except inside `instrument.allow_sync`
     def test_step(): ...
@@ -7,7 +7,16 @@
         report = syncs(step)
         report.assert_max(1)
 
-torch is imported only for tests that use one of the two.
+    @pytest.mark.budget(syncs=0, kernels=40, peak_mb=80)   # what a step of the test may do on a GPU
+    def test_step(): ...
+
+    def test_step(counts):                                 # a part of it
+        counts(step).assert_max(kernels=40)
+
+    def test_step(region_tree):                            # the regions of a step are those in a file
+        region_tree(step, "regions.txt")
+
+Without a GPU, the first two use a dry run; the others always do. torch is imported only for tests that use one.
 """
 
 from __future__ import annotations
@@ -17,31 +26,61 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
+
+from . import pytest_budget
+from .pytest_budget import Regions, StepCounter, limits_of, reason_over
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
     from ..explain.waits.report import SyncReport
+    from ..syncs.dryrun.run import DryRunReport
 
 _MARKER = (
     "syncs(max=0, fake=False): fail if the test makes the CPU wait for the GPU more than `max` times in a step"
 )
 _ARGUMENTS = ("max", "fake")
+Check = Callable[[Any], "str | None"]
+"""Returns why a report is refused; None if it is not."""
+Report = TypeVar("Report")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the markers."""
     config.addinivalue_line("markers", _MARKER)
+    config.addinivalue_line("markers", pytest_budget.BUDGET)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes files of regions."""
+    group = parser.getgroup("instrument")
+    group.addoption(
+        pytest_budget.UPDATE,
+        action="store_true",
+        help="write the files that the fixture region_tree compares with",
+    )
 
 
 @pytest.fixture
 def syncs() -> Syncs:
     """Return an object that runs a function and reports where the CPU waits for the GPU."""
     return Syncs()
+
+
+@pytest.fixture
+def counts() -> StepCounter:
+    """Return an object that runs a function and counts what it does on a GPU."""
+    return StepCounter(_dry_report)
+
+
+@pytest.fixture
+def region_tree(request: pytest.FixtureRequest) -> Regions:
+    """Return an object that runs a function and holds its regions to a file."""
+    return Regions(_dry_report, request.path.parent, request.config.getoption(pytest_budget.UPDATE))
 
 
 class Syncs:
@@ -58,10 +97,7 @@ class Syncs:
             on_gpu: modules, optimizers and tensors to move to the GPU before, modules first.
         """
         __tracebackhide__ = True
-        body = _Body(step)
-        report = _report_on(body, fake, on_gpu)
-        body.reraise()
-        return report
+        return _reraising(step, lambda body: _report_on(body, fake, on_gpu))
 
     @staticmethod
     def allow(reason: str) -> AbstractContextManager[None]:
@@ -73,45 +109,84 @@ class Syncs:
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)  # "wrapper" is not known before pytest 8
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Check the synchronizations of a marked test."""
+    """Check what a marked test does."""
     __tracebackhide__ = True
     _check_spelling(item)
-    marker = item.get_closest_marker("syncs")
-    if marker is None:
+    marker, budget = item.get_closest_marker("syncs"), _budget(item)
+    if marker is None and budget is None:
         yield
         return
-    most, fake = _arguments(marker)
+    checks: list[Check] = []
+    fake = False
+    if marker is not None:
+        most, fake = _arguments(marker)
+        checks.append(lambda report: _over(report, most))
+    if budget is not None:
+        limits, fake = budget[0], fake or budget[1]
+        checks.append(lambda report: _over_budget(report, limits))
     if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(item.obj):
-        _refuse(f"the marker syncs takes plain functions, not coroutines: {item.nodeid}")
+        which = "budget" if marker is None else "syncs"
+        _refuse(f"the marker {which} takes plain functions, not coroutines: {item.nodeid}")
     test = item.obj
-    item.obj = functools.wraps(test)(functools.partial(_run, item, test, most, fake))
+    report_on = _report_on if budget is None else _dry_run
+    item.obj = functools.wraps(test)(
+        functools.partial(_run, item, test, lambda body: report_on(body, fake, ()), checks)
+    )
     try:
         yield
     finally:
         item.obj = test
 
 
+def _over(report: SyncReport, most: int) -> str | None:
+    reason = report.over(most)
+    return None if reason is None else f"{reason}\n\n{report}"
+
+
+def _budget(item: pytest.Item) -> tuple[dict[str, Any], bool] | None:
+    try:
+        return limits_of(item)
+    except (TypeError, ValueError) as error:
+        _refuse(f"@pytest.mark.budget: {error}")
+
+
+def _over_budget(report: Any, limits: dict[str, Any]) -> str | None:
+    try:
+        return reason_over(report, limits)
+    except ValueError as error:
+        _refuse(f"@pytest.mark.budget: {error}")
+
+
 def _check_spelling(item: pytest.Item) -> None:
-    """Refuse a marker that nobody registered and that resembles ``syncs``, in its arguments as well."""
+    """Refuse a marker that nobody registered and that resembles one of ours, in its arguments as well."""
     registered = {re.split(r"[(:]", line)[0].strip() for line in item.config.getini("markers")}
     for marker in item.iter_markers():
-        near = difflib.get_close_matches(marker.name, ["syncs"], cutoff=0.7)
-        ours = set(marker.kwargs) <= set(_ARGUMENTS) and (marker.kwargs or marker.name not in ("sync", "async"))
-        if near and ours and marker.name not in registered:
-            _refuse(f"there is no marker {marker.name}; did you mean @pytest.mark.syncs?")
+        near = difflib.get_close_matches(marker.name, ["syncs", "budget"], n=1, cutoff=0.7)
+        if not near or marker.name in registered:
+            continue
+        ours = near[0] == "budget" or set(marker.kwargs) <= set(_ARGUMENTS)
+        if ours and (marker.kwargs or marker.name not in ("sync", "async")):
+            _refuse(f"there is no marker {marker.name}; did you mean @pytest.mark.{near[0]}?")
 
 
-def _run(item: pytest.Item, test: Callable[..., Any], most: int, fake: bool, *args: Any, **kwargs: Any) -> None:
+def _run(
+    item: pytest.Item,
+    test: Callable[..., Any],
+    report_on: Callable[[_Body], Any],
+    checks: Iterable[Check],
+    *args: Any,
+    **kwargs: Any,
+) -> None:
     """Run the body of a marked test; its own failure takes precedence."""
     __tracebackhide__ = True
     body = _Body(functools.partial(test, *args, **kwargs))
-    report = _report_on(body, fake, ())
+    report = report_on(body)
     if body.error is not None:
         item.add_report_section("call", "syncs", str(report))
         body.reraise()
-    reason = report.over(most)
-    if reason is not None:
-        _refuse(f"{reason}\n\n{report}")
+    reasons = [reason for check in checks if (reason := check(report)) is not None]
+    if reasons:
+        _refuse("\n\n".join(reasons))
 
 
 def _refuse(message: str) -> NoReturn:
@@ -140,14 +215,33 @@ class _Body:
             raise self.error.with_traceback(self._traceback and self._traceback.tb_next)
 
 
+def _reraising(step: Callable[[], object], report_on: Callable[[_Body], Report]) -> Report:
+    """Return the report on a function, whose error propagates."""
+    __tracebackhide__ = True
+    body = _Body(step)
+    report = report_on(body)
+    body.reraise()
+    return report
+
+
+def _dry_report(step: Callable[[], object], fake: bool, on_gpu: Iterable[Any]) -> DryRunReport:
+    __tracebackhide__ = True
+    return _reraising(step, lambda body: _dry_run(body, fake, on_gpu))
+
+
+def _dry_run(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> DryRunReport:
+    __tracebackhide__ = True
+    from ..syncs.dryrun.run import dry_run
+
+    return dry_run(body, fake=fake, on_gpu=on_gpu)
+
+
 def _report_on(body: _Body, fake: bool, on_gpu: Iterable[Any]) -> SyncReport:
     __tracebackhide__ = True
     import torch
 
     if not torch.cuda.device_count():  # queries NVML if it can: is_available initializes the driver
-        from ..syncs.dryrun.run import dry_run
-
-        return dry_run(body, fake=fake, on_gpu=on_gpu)
+        return _dry_run(body, fake, on_gpu)
     from ..syncs import coverage
     from ..syncs.live import detect_syncs
 
