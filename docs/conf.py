@@ -35,6 +35,7 @@ CONTENTS = {
         "frameworks",
         "syncs",
         "dry-run",
+        "contract",
         "traces",
         "diagnose",
         "what-if",

@@ -63,6 +63,7 @@ def test_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 OWN_TESTS = {
     "compare.md": "tests/comparison/test_guide.py",
+    "contract.md": "tests/contract/test_guide.py",
     "diagnose.md": "tests/diagnosis/test_guide.py",
     "page.md": "tests/diagnosis/test_guide.py",
     "syncs.md": "tests/syncs/test_guide.py",
