@@ -146,12 +146,13 @@ def test_no_comparison(folder: Path) -> None:
     """A run that fails, or that uses no GPU, is not compared, and no file is written."""
     change(folder, 'print("trained")', 'raise RuntimeError("no data")')
     failed = check(folder, *FILES, "--update", "--", "train.py")
-    assert (failed.returncode, failed.stdout) == (1, "The run ended early: RuntimeError: no data.\n")
+    message = "instrument: train.py: the run ended early: RuntimeError: no data\n"
+    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", message)
     change(folder, ".cuda()", "")
     change(folder, 'raise RuntimeError("no data")', "")
     unused = check(folder, *FILES, "--update", "--format", "markdown", "--", "train.py")
     assert unused.returncode == 1
-    assert "Nothing could be checked" in unused.stdout
+    assert "nothing could be checked" in unused.stdout
     assert not (folder / "perf.txt").exists()
 
 

@@ -41,6 +41,16 @@ def test_open_before() -> None:
     assert str(RegionTree.of({("epoch", "step"): 2})) == "epoch\n  step  x2"
 
 
+def test_modules() -> None:
+    """A module has the part of its name that the one around it lacks, also in the backward pass."""
+    paths = [("m",), ("m", "m.layer.0"), ("m", "m.layer.0", "m.layer.0.up")]
+    backward = [tuple(f"{name} (backward)" for name in path) for path in paths]
+    tree = RegionTree.of(dict.fromkeys([*paths, *backward], 1))
+    assert str(tree).splitlines() == [
+        "m", "  layer.0", "    up", "m (backward)", "  layer.0 (backward)", "    up (backward)"
+    ]  # fmt: skip
+
+
 def test_layers_are_joined() -> None:
     """More than eight names that differ in numbers are one; a ninth layer is no other tree."""
 

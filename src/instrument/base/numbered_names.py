@@ -1,4 +1,4 @@
-"""Joins regions that differ only in the numbers in their names, such as the layers of a model, into one row."""
+"""Shortens names of regions: layers that differ in a number become one row, modules have their own part only."""
 
 from __future__ import annotations
 
@@ -8,12 +8,22 @@ from collections.abc import Iterable
 
 MAX_SEPARATE = 8  # regions beside each other that keep their names
 _NUMBER = re.compile(r"\d+")
+
+BACKWARD = " (backward)"
+"""The suffix of the regions of backward passes, as `instrument.annotate_modules` names them."""
+
 Path = tuple[str, ...]
 
 
 def pattern_of(name: str) -> str:
     """Return a name with its numbers replaced: ``layer_*``."""
     return _NUMBER.sub("*", name)
+
+
+def own_names(path: Path) -> Path:
+    """Return a path in which the name of a module is the part of it that the one around it lacks."""
+    around = ("", *(name.removesuffix(BACKWARD) for name in path))
+    return tuple(name.removeprefix(f"{outer}.") for outer, name in zip(around, path, strict=False))
 
 
 def joined_paths(paths: Iterable[Path], joined_before: Iterable[Path] = ()) -> dict[Path, Path]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...base.findings import Site
+from ...base.numbered_names import own_names
 from ...base.source_paths import portable
 from ...base.units import count, size
 
@@ -32,7 +33,7 @@ class Spot(NamedTuple):
     @property
     def text(self) -> str:
         """The place as files have it: it stays the same if lines are added above."""
-        parts = [" > ".join(self.region)] if self.region else []
+        parts = self._regions()
         if self.site is not None:
             code = self.site.code if len(self.site.code) <= _MAX_CODE else f"{self.site.code[: _MAX_CODE - 3]}..."
             place = f"{portable(self.site.file)} in {self.site.function}"
@@ -41,9 +42,12 @@ class Spot(NamedTuple):
 
     def __str__(self) -> str:
         """The place as messages have it, with the number of the line."""
-        parts = [" > ".join(self.region)] if self.region else []
+        parts = self._regions()
         parts += [f"{self.site}: {self.site.code}".removesuffix(": ")] if self.site is not None else []
         return ", ".join(parts) or "no place known"
+
+    def _regions(self) -> list[str]:
+        return [" > ".join(own_names(self.region))] if self.region else []
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path as File
 
-from ...base.numbered_names import Path, joined_paths
+from ...base.numbered_names import Path, joined_paths, own_names
 from ...base.reasoned_lines import read_lines, write_lines
 from ...base.units import count
 
@@ -43,7 +43,7 @@ class RegionTree:
         for path in opened:
             for depth in range(1, len(path) + 1):
                 calls.setdefault(path[:depth], opened.get(path[:depth], 1))  # 1: it was open before the step
-        return cls(calls)._joined(())
+        return cls({own_names(path): number for path, number in calls.items()})._joined(())
 
     @classmethod
     def read(cls, path: str | File) -> RegionTree:

@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ...base.numbered_names import BACKWARD
 from .lanes import LaneAxis, is_among, pairs
 from .nest import NestedRanges
 from .steps import StepIndex, main_thread
 from .table import Array, Table
 from .trace import Thread, Trace
-
-BACKWARD = " (backward)"
-"""The suffix of the regions of backward passes, as `instrument.annotate_modules` names them."""
 
 OWN_NAME = re.compile(r"\bpt_autograd_\d")
 """The names that torch gives autograd threads."""

@@ -14,7 +14,7 @@ _INDENT = "  "
 
 def check_report(checked: Checked) -> Iterator[Block]:
     """Yield the verdicts, the table of what moved, and the regions that moved."""
-    yield from [checked.failure] if checked.failure else on_numbers(checked)
+    yield from on_numbers(checked)
     yield from moved_table(checked.changes)
     yield from on_regions(checked)
     yield from (line(f"- {sentence}") for sentence in checked.regions)

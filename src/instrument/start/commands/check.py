@@ -76,6 +76,8 @@ def check(
         with cli.errors_reported(unreadable=2):
             checked = held.check(report)
             _print(script, report, checked, as_format, out)
+        if checked.failure:
+            cli.print_message(f"{script}: {checked.failure}")
         return exit_code_of_signal(report.error) or int(not checked.passed)
 
     with cli.errors_reported(unreadable=2):
@@ -177,9 +179,9 @@ class Held:
 def failure_of(report: DryRunReport) -> str:
     """Return why a run cannot be compared with another; empty if it can."""
     if not report.finished:
-        return f"The run ended early: {report.ended}."
+        return f"the run ended early: {report.ended}"
     if report.unavailable_reason:
-        return f"Nothing could be checked: {report.unavailable_reason}."
+        return f"nothing could be checked: {report.unavailable_reason}"
     return ""
 
 

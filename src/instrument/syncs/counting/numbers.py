@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from ...base.findings import SyncFinding
+from ...base.numbered_names import Path, joined_paths
 from ...explain.contract.numbers import Number, Numbers, Spot
 from .calls import PHASES, Place
 from .counts import Counts, StepCounts
@@ -64,11 +65,12 @@ def numbers_of(counts: Counts, syncs: Iterable[SyncFinding], memory: Peak | None
     step = counts.step
     parts = _of_operators(step)
     exact = not step.by_data
-    numbers = {name: Number(places.total(), +places, exact) for name, places in parts.items()}
+    join = _joined({place.region for place in step.span.record.places})
+    numbers = {name: Number(places.total(), join(places), exact) for name, places in parts.items()}
     waits: Counter[Spot] = Counter()
     for finding in syncs:
         waits[Spot(finding.region, finding.site or finding.via)] += finding.steps[step.step - 1]
-    numbers["syncs"] = Number(waits.total(), +waits)
+    numbers["syncs"] = Number(waits.total(), join(waits))
     compiled = counts.compiled
     numbers["graph_breaks"] = Number(compiled.graph_breaks)
     numbers["recompilations"] = Number(compiled.recompilations)
@@ -77,8 +79,23 @@ def numbers_of(counts: Counts, syncs: Iterable[SyncFinding], memory: Peak | None
         held: Counter[Spot] = Counter()
         for use in memory.uses:
             held[_spot(use.place)] += use.bytes
-        numbers["peak_bytes"] = Number(memory.peak_bytes, held, exact)
+        numbers["peak_bytes"] = Number(memory.peak_bytes, join(held), exact)
     return Numbers(numbers, KNOWN)
+
+
+def _joined(regions: Iterable[Path]) -> Callable[[Counter[Spot]], Counter[Spot]]:
+    """Return a function that adds up the places in regions whose names differ only in numbers, such as layers."""
+    paths = dict.fromkeys(region[:depth] for region in sorted(regions) for depth in range(1, len(region) + 1))
+    joined = joined_paths(paths)
+
+    def join(places: Counter[Spot]) -> Counter[Spot]:
+        sums: Counter[Spot] = Counter()
+        for spot, value in places.items():
+            if value:
+                sums[spot._replace(region=joined.get(spot.region, spot.region))] += value
+        return sums
+
+    return join
 
 
 def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
