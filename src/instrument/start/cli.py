@@ -32,7 +32,7 @@ SUBCOMMANDS = {
     "memory": "Show what used the memory of a GPU at its peak: by category, line, module and region.",
     "syncs": "Find the lines that make the CPU wait for the GPU; no GPU is needed.",
     "check": "Count what a step of a script does on a GPU: kernels, operations, bytes, copies; no GPU is needed.",
-    "bisect": "Find the commit that moved a number of `instrument check`.",
+    "bisect": "Find the commit that moved a number of instrument check.",
     "doctor": "Check what is installed, what each profiler records here, and whether ranges arrive in its output.",
 }
 """The commands in the order of the help, each with the first sentence of its docstring."""
