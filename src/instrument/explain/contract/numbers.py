@@ -11,9 +11,14 @@ from ...base.findings import Site
 from ...base.numbered_names import own_names
 from ...base.source_paths import portable
 from ...base.units import count, size
+from ...read.tables.kernel_families import FAMILIES
 
 TOLERANCE = 0.05
 """The share by which a number that is not deterministic may differ."""
+WITHOUT_KERNEL = ("memcpy", "memset")
+KERNELS = tuple(family for family in FAMILIES if family not in WITHOUT_KERNEL)
+"""The families of kernels."""
+
 _MAX_PLACES = 5  # in a message
 _MAX_CODE = 60  # characters of a line of code in a file
 _MEGABYTE = 10**6

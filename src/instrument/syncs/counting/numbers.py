@@ -8,16 +8,15 @@ from typing import Protocol
 
 from ...base.findings import SyncFinding
 from ...base.numbered_names import Path, joined_paths
-from ...explain.contract.numbers import Number, Numbers, Spot
+from ...explain.contract.numbers import KERNELS, WITHOUT_KERNEL, Number, Numbers, Spot
 from .calls import PHASES, Place
-from .counts import Counts, StepCounts
-from .families import FAMILIES
+from .counts import Counts
 from .launches import Launch
+from .step_counts import StepCounts
 
 _KINDS = ("matmul", "attention", "convolution")
-_MEMORY = ("memcpy", "memset")
 _PARTS = {
-    "kernels": [family for family in FAMILIES if family not in _MEMORY],
+    "kernels": KERNELS,
     "flops": [f"{kind}.{phase}" for kind in _KINDS for phase in PHASES],
     **{f"{way}_{what}": ["pageable", "pinned"] for way in ("h2d", "d2h") for what in ("bytes", "copies")},
 }
@@ -130,7 +129,7 @@ def _of_launch(launch: Launch) -> list[tuple[str, int]]:
         direction, host = ("h2d", launch.source) if to_gpu else ("d2h", launch.target)
         kind = "pinned" if host == "pinned" else "pageable"
         return [(f"{direction}_copies.{kind}", 1), (f"{direction}_bytes.{kind}", launch.bytes)]
-    if launch.family in _MEMORY:
+    if launch.family in WITHOUT_KERNEL:
         return [(f"{launch.family}s", 1)]
     kernel = [(f"kernels.{launch.family}", 1)]
     if launch.family == "collective":
