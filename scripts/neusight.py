@@ -1,0 +1,200 @@
+"""Reads the latencies that NeuSight published: single operators, the operators of models, and whole steps.
+
+The files are those of https://github.com/sitar-lab/NeuSight (MIT), measured with torch 2.1 in FP32 without TF32.
+In the files of matmuls N is the length of the sums and K the number of columns of the result: the grids of the
+kernels fit that alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from instrument.explain.metrics.operator_work import tile_of
+from instrument.forecast.ideal import Tile
+from instrument.forecast.operations import Operation, Tensor, operation_of
+
+SOURCE = (
+    "NeuSight (https://github.com/sitar-lab/NeuSight, Lee, Phanishayee and Mahajan, ASPLOS 2025), licence: MIT, "
+    "Copyright (c) its authors; torch 2.1, FP32 without TF32"
+)
+DEVICES = {"h100": "h100", "a100_80": "a100", "l4": "l4", "v100": "v100", "t4": "t4"}
+"""The names of the GPUs here, by their names there."""
+
+_READS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
+_OVERHEAD = 0.0095  # ms: above, an operator launched a kernel
+
+
+class Measured(NamedTuple):
+    """An operator that was measured alone; the tile is that of a matmul kernel."""
+
+    gpu: str
+    operation: Operation
+    ns: float
+    tile: Tile | None = None
+
+
+class Sum(NamedTuple):
+    """Operators of a model that were measured together, such as both matmuls of a backward pass."""
+
+    gpu: str
+    operations: tuple[Operation, ...]
+    ns: float
+
+
+class Step(NamedTuple):
+    """A measured step of a model, or a forward pass alone ("inf"); ms."""
+
+    gpu: str
+    model: str
+    kind: str
+    sequence: int
+    batch: int
+    parallel: str
+    forward_ms: float
+    backward_ms: float
+    ms: float
+
+
+def steps(folder: Path) -> list[Step]:
+    """Return the measured steps."""
+    return [
+        Step(
+            DEVICES[row["device"]], row["model"], row["kind"], row["sequence"], row["batch"], row["parallel"],
+            row["fw_latency"], row["bwall_latency"], row["e2e_latency"],
+        )
+        for row in json.loads((folder / "labels.json").read_text())
+    ]  # fmt: skip
+
+
+def operators(folder: Path) -> Iterator[Measured]:
+    """Yield the operators that were measured alone."""
+    for family, file in (("batched matmul", "bmm"), ("linear", "linear")):
+        for row in _rows(folder / "operators" / f"{file}.csv.gz"):
+            batch, rows, sums, columns = (int(row[name]) for name in "BMNK")
+            moved = 4 * batch * (rows * sums + sums * columns + rows * columns)
+            sizes = (batch, rows, columns, sums)
+            operation = Operation(family, "fp32", 2 * prod(sizes), moved, sizes)
+            yield Measured(DEVICES[row["device"]], operation, _ns(row), tile_of(row["kernel"]))
+    for family, file in (("element-wise", "elem"), ("softmax", "softmax"), ("layer norm", "ln")):
+        for row in _rows(folder / "operators" / f"{file}.csv.gz"):
+            elements = int(row["B"]) * int(row["H"])
+            moved = 4 * elements * (_READS.get(row["operator"], 1) + 1)
+            width = 0 if family == "element-wise" else int(row["H"])
+            yield Measured(DEVICES[row["device"]], Operation(family, "fp32", 0, moved, (width,)), _ns(row))
+
+
+def model_operators(folder: Path, without: str | None = None) -> Iterator[Sum]:
+    """Yield the operators of the models that were measured in place, but those of one model.
+
+    What a call without a kernel took is subtracted: the files have the time between two events on the host's side.
+    """
+    for path in sorted((folder / "labels").glob("*.csv.gz")):
+        device, model, _, _ = path.name.removesuffix(".csv.gz").split("-")
+        if model == without:
+            continue
+        rows = list(_rows(path))
+        idle = statistics.median(float(row["forward_ms"]) for row in rows if row["target"] == "view")
+        for row in rows:
+            forward, backward = _passes(row)
+            for operations, column in ((forward, "forward_ms"), (backward, "backward_ms")):
+                if operations and float(row[column]) > max(_OVERHEAD, 1.5 * idle):
+                    yield Sum(DEVICES[device], tuple(operations), 1e6 * (float(row[column]) - idle))
+
+
+def _rows(path: Path) -> Iterator[dict[str, str]]:
+    with gzip.open(path, "rt", newline="") as file:
+        yield from csv.DictReader(file)
+
+
+def _ns(row: dict[str, str]) -> float:
+    return float(row["latency_us"]) * 1e3
+
+
+_MATMUL = re.compile(r"matmul|bmm")
+_LINEAR = re.compile(r"self_(query|key|value)$|dense$|decoder$|_proj$|fc\d$|lm_head$|seq_relationship$")
+_WITHOUT_BIAS = re.compile(r"lm_head$")
+
+
+def _passes(row: dict[str, str]) -> tuple[list[Operation], list[Operation]]:
+    """Return what the forward and the backward pass of an operator compute; empty where it is not known."""
+    shapes = [tuple(each) for each in ast.literal_eval(row["input_shapes"])]
+    result = ast.literal_eval(row["output_shape"])
+    if not isinstance(result, tuple) or len(result) < 2 or prod(result) < 1 << 18:
+        return [], []
+    name, target = row["name"].rstrip("0123456789_") or row["name"], row["target"]
+    if _LINEAR.search(row["name"]) and len(shapes) == 1:
+        return _linear(shapes[0][-1], result, not _WITHOUT_BIAS.search(row["name"]))
+    if "addmm" in target:
+        _, (rows, sums), (_, columns) = shapes
+        return [_matmul(1, rows, columns, sums)], _backward(1, rows, columns, sums)
+    if _MATMUL.search(target) and len(shapes) == 2:
+        (*batch, rows, sums), columns = shapes[0], shapes[1][-1]
+        return [_matmul(prod(batch), rows, columns, sums)], _backward(prod(batch), rows, columns, sums)
+    return _memory_bound(name, target, [each for each in shapes if each and each != (1,)], result)
+
+
+def _linear(sums: int, result: tuple[int, ...], bias: bool) -> tuple[list[Operation], list[Operation]]:
+    rows, columns = prod(result[:-1]), result[-1]
+    forward = _matmul(1, rows, columns, sums)
+    return [forward._replace(family="linear") if bias else forward], _backward(1, rows, columns, sums)
+
+
+def _matmul(batch: int, rows: int, columns: int, sums: int) -> Operation:
+    moved = 4 * batch * (rows * sums + sums * columns + rows * columns)
+    sizes = (batch, rows, columns, sums)
+    return Operation("batched matmul" if batch > 1 else "matmul", "fp32", 2 * prod(sizes), moved, sizes)
+
+
+def _backward(batch: int, rows: int, columns: int, sums: int) -> list[Operation]:
+    return [_matmul(batch, rows, sums, columns), _matmul(batch, sums, columns, rows)]
+
+
+def _memory_bound(
+    name: str, target: str, shapes: list[tuple[int, ...]], result: tuple[int, ...]
+) -> tuple[list[Operation], list[Operation]]:
+    """Return the passes of an operator that moves bytes. Dropout's backward pass was measured as one that can be
+    differentiated again, with three kernels; a step runs one. It is left out."""
+    of = Tensor(result, None, "fp32")
+    inputs = [Tensor(each, None, "fp32") for each in shapes]
+    small = Tensor(result[-1:], None, "fp32")
+    called: dict[str, tuple[tuple[str, list[Tensor], list[Tensor]] | None, tuple[str, list[Tensor], list[Tensor]] | None]] = {
+        "softmax": (("_softmax", [of], [of]), ("_softmax_backward_data", [of, of], [of])),
+        "norm": (("native_layer_norm", [of], [of]), ("native_layer_norm_backward", [of, of], [of])),
+        "dropout": (("native_dropout", [of], [of, Tensor(result, None, "bool")]), None),
+        "gelu": (("gelu", [of], [of]), ("gelu_backward", [of, of], [of])),
+        "activation_fn": (("relu", [of], [of]), ("threshold_backward", [of, of], [of])),
+        "tanh": (("tanh", [of], [of]), ("tanh_backward", [of, of], [of])),
+        "truediv": (("div", [of], [of]), ("div", [of], [of])),
+        "where": (("where", [*inputs[:1], of], [of]), None),
+        "contiguous": (("clone", [Tensor(result, (*(0,) * 0, *range(2, len(result) + 2)), "fp32")], [of]), None),
+        "add": (("add", inputs, [of]), None),
+        "mul": (("mul", inputs, [of]), None),
+    }  # fmt: skip
+    del small
+    for word, (forward, backward) in called.items():
+        if word in name or f"{word} " in target or word == target:
+            return _operations(forward), _operations(backward)
+    return [], []
+
+
+def _operations(call: Any) -> list[Operation]:
+    operation = operation_of(*call) if call else None
+    return [operation] if operation else []
+
+
+def by_gpu(measured: Iterator[Any]) -> dict[str, list[Any]]:
+    """Return measurements by GPU."""
+    result = defaultdict(list)
+    for each in measured:
+        result[each.gpu].append(each)
+    return dict(result)

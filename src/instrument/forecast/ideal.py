@@ -1,0 +1,73 @@
+"""What an operation would take if a GPU did nothing but it at its peaks: the yardstick of the efficiency.
+
+A matmul is cut into tiles, each computed by a block of threads; the multiprocessors take one wave of blocks after
+the other, and the last wave may leave some of them idle (NVIDIA, Matrix Multiplication Background User's Guide).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from .gpus import Gpu
+from .operations import MATMULS, Operation
+
+KERNEL_NS = 2000.0
+"""The least time that a kernel takes on the GPU, whatever it does."""
+
+_TILES = (128, 128)
+_PROLOGUE = 16  # steps of the loop over the sums that pass before the first products, and after the last
+_SPLITS = (1, 2, 3, 4, 5, 6, 8)
+_LEAST_SUM = 256  # which cuBLAS still splits
+
+Tile = tuple[int, int]
+TileCosts = dict[Tile, tuple[float, float]]
+"""By tile: the ns of a wave of blocks for each step of the sums, and for a whole block."""
+
+
+def blocks(rows: int, columns: int, tile: Tile) -> int:
+    """Return how many tiles cover a result, the tile lying along or across."""
+    one, other = tile
+    return min(ceil(rows / one) * ceil(columns / other), ceil(rows / other) * ceil(columns / one))
+
+
+def ideal_ns(operation: Operation, gpu: Gpu, tile: Tile | None = None) -> float:
+    """Return the time at the peaks of a GPU, of a matmul with all waves of its tiles."""
+    seconds = operation.bytes / gpu.peak.memory_bytes_per_s
+    if operation.family not in MATMULS:
+        return KERNEL_NS + seconds * 1e9
+    batch, rows, columns, sums = operation.sizes
+    one, other = tile or _TILES
+    waves = ceil(batch * blocks(rows, columns, (one, other)) / gpu.multiprocessors)
+    flops = waves * gpu.multiprocessors * 2 * one * other * (sums + _PROLOGUE)
+    rate = flops_per_s(operation, gpu)
+    computed = flops / rate if rate else 0.0
+    return 1e9 * float((computed**2 + seconds**2) ** 0.5)
+
+
+def flops_per_s(operation: Operation, gpu: Gpu) -> float | None:
+    """Return the peak for the type of an operation; None if it is not known."""
+    return gpu.peak.flops_per_s.get(operation.type)
+
+
+def bound_ns(operation: Operation, gpu: Gpu) -> float:
+    """Return the roofline: the least time that the data sheet allows."""
+    rate = flops_per_s(operation, gpu)
+    computed = operation.flops / rate if rate else 0.0
+    return max(KERNEL_NS, 1e9 * max(computed, operation.bytes / gpu.peak.memory_bytes_per_s))
+
+
+def best_tile_ns(operation: Operation, gpu: Gpu, tiles: TileCosts) -> float:
+    """Return the time of a matmul with the best of the measured tiles, the sums split between blocks if that wins."""
+    batch, rows, columns, sums = operation.sizes
+    moved = operation.bytes / gpu.peak.memory_bytes_per_s * 1e9
+    result = rows * columns * batch * 4 / gpu.peak.memory_bytes_per_s * 1e9
+    best = float("inf")
+    for tile, (step, whole) in tiles.items():
+        count = batch * blocks(rows, columns, tile)
+        for parts in _SPLITS:
+            if parts > 1 and sums / parts < _LEAST_SUM:
+                break
+            computed = ceil(count * parts / gpu.multiprocessors) * (step * sums / parts + whole)
+            added = (parts + 1) * result / 2 + KERNEL_NS if parts > 1 else 0.0  # half of it stays in the cache
+            best = min(best, (((computed + added) ** 2) + moved**2) ** 0.5)
+    return best

@@ -1,0 +1,157 @@
+"""What a call of an operator asks of a GPU: its family, its sizes, and the bytes it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+
+MATMULS = ("linear", "matmul", "batched matmul")
+"""The families whose sizes are batch, rows and columns of the result, and the length of the sums.
+
+cuBLASLt computes a "linear": a matmul with a bias whose weight lies transposed, as `torch.nn.Linear` keeps it. It
+chooses other kernels than cuBLAS does for a "matmul".
+"""
+
+BYTES = {
+    "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1,
+    "complex64": 8, "complex128": 16,
+}  # fmt: skip
+"""Bytes per element by type."""
+
+
+class Tensor(NamedTuple):
+    """An input or a result of an operator: its type is one of `BYTES`; the strides are None if they are not known."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...] | None
+    type: str
+
+    @property
+    def bytes(self) -> int:
+        """The bytes in memory: those along an expanded dimension count once."""
+        return prod(self._stored) * BYTES.get(self.type, 4)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def _stored(self) -> list[int]:
+        if self.stride is None:
+            return list(self.shape)
+        return [size for size, step in zip(self.shape, self.stride, strict=True) if step or not size]
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the elements lie in memory in the order of the dimensions, expanded ones aside."""
+        expected = 1
+        for size, step in zip(reversed(self.shape), reversed(self.stride or ()), strict=self.stride is not None):
+            if size > 1 and step:
+                if step != expected:
+                    return False
+                expected *= size
+        return True
+
+    @property
+    def is_column_major(self) -> bool:
+        """Whether a matrix lies transposed in memory."""
+        return self.stride is not None and self.stride[-2] == 1 and self.stride[-1] > 1
+
+
+class Operation(NamedTuple):
+    """What one call computes.
+
+    Attributes:
+        family: operators that a GPU runs in the same way: "linear", "softmax backward", "element-wise".
+        type: the type of the first floating-point input: "fp32".
+        flops: the operations, of matmuls alone; a multiplication and an addition are two.
+        bytes: what its kernels read and write; a kernel that reads an input again counts it again.
+        sizes: of `MATMULS` batch, rows, columns and length of the sums; else the length of a row.
+    """
+
+    family: str
+    type: str
+    flops: int
+    bytes: int
+    sizes: tuple[int, ...]
+
+
+_NO_KERNEL = frozenset((
+    "alias", "as_strided", "detach", "diagonal", "empty", "empty_like", "empty_permuted", "empty_strided", "expand",
+    "is_same_size", "lift_fresh", "narrow", "new_empty", "new_empty_strided", "permute", "real", "imag", "resize_",
+    "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold",
+    "unsqueeze", "view", "view_as_complex", "view_as_real", "_conj", "_reshape_alias", "_unsafe_view", "_to_copy_",
+))  # fmt: skip
+_COPIES = frozenset(("_to_copy", "cat", "clone", "contiguous", "copy_", "stack"))
+_REDUCTIONS = frozenset((
+    "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min", "nll_loss_forward",
+    "norm", "prod", "std", "sum", "var", "var_mean", "_foreach_norm",
+))  # fmt: skip
+# By operator: the family, and how often the kernels move the inputs and results. The softmax's backward pass first
+# multiplies two of them (ATen, SoftMax.cu); that of a layer norm reads its inputs again for the weight's gradient.
+_FAMILIES = {
+    "_softmax": ("softmax", 1.0), "_log_softmax": ("softmax", 1.0),
+    "_softmax_backward_data": ("softmax backward", 2.0), "_log_softmax_backward_data": ("softmax backward", 2.0),
+    "native_layer_norm": ("layer norm", 1.0), "_fused_rms_norm": ("layer norm", 1.0),
+    "native_layer_norm_backward": ("layer norm backward", 5 / 3),
+    "_fused_rms_norm_backward": ("layer norm backward", 5 / 3),
+    "native_dropout": ("dropout", 1.0),
+    "embedding_dense_backward": ("embedding backward", 1.0),
+}  # fmt: skip
+_BY_ROW = ("softmax", "layer norm")
+_BROADCAST_FROM = 4096  # elements: below, as for a scalar or a row of weights, the input stays in a cache
+
+
+def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Operation | None:
+    """Return what a call computes; None if it launches no kernel.
+
+    Args:
+        name: the operator, as torch.profiler names it, with or without "aten::".
+        inputs: the tensors among its arguments.
+        results: the tensors that it returns.
+    """
+    name = name.removeprefix("aten::").partition(".")[0]
+    if name in _NO_KERNEL or not (results or inputs):
+        return None
+    kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")
+    if name in ("mm", "addmm", "bmm", "baddbmm"):
+        return _matmul(name, inputs, kind)
+    moved = sum(each.bytes for each in (*inputs, *results))
+    if name in ("embedding", "index_select", "gather"):
+        return Operation("embedding", kind, 0, 2 * sum(each.bytes for each in results), (0,))
+    if name in _FAMILIES:
+        family, passes = _FAMILIES[name]
+        width = inputs[0].shape[-1] if family.startswith(_BY_ROW) and inputs[0].shape else 0
+        return Operation(family, kind, 0, round(passes * moved), (width,))
+    return Operation(_memory_bound(name, inputs, results), kind, 0, moved, (0,))
+
+
+def _matmul(name: str, inputs: Sequence[Tensor], kind: str) -> Operation | None:
+    left, right = inputs[-2:]
+    batch, (rows, sums), columns = prod(left.shape[:-2]), left.shape[-2:], right.shape[-1]
+    flops = 2 * batch * rows * sums * columns
+    if not flops:
+        return None
+    family = "matmul"
+    if name in ("bmm", "baddbmm"):
+        family = "batched matmul"
+    elif name == "addmm" and right.is_column_major and not left.is_column_major and len(inputs[0].shape) == 1:
+        family = "linear"
+    moved = (left.elements + right.elements + batch * rows * columns) * BYTES.get(kind, 4)
+    return Operation(family, kind, flops, moved, (batch, rows, columns, sums))
+
+
+def _memory_bound(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> str:
+    """Return the family of an operator that does little but move its inputs and results."""
+    in_order = all(each.in_order for each in inputs)
+    if name in _COPIES:
+        return "element-wise" if in_order else "copy"
+    if name in _REDUCTIONS:
+        return "reduction"
+    if not in_order:
+        return "copy"
+    result = max((each.elements for each in results), default=0)
+    stored = (each.bytes // BYTES.get(each.type, 4) for each in inputs)
+    return "broadcast" if any(_BROADCAST_FROM <= each < result for each in stored) else "element-wise"
