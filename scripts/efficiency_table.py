@@ -8,7 +8,8 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from math import exp, log
+from dataclasses import replace
+from math import exp, log, prod
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -16,31 +17,48 @@ from typing import Any
 import numpy as np
 
 from instrument.forecast.gpus import GPUS
-from instrument.forecast.ideal import Tile, blocks, ideal_ns
-from instrument.forecast.operations import MATMULS, Operation
-from instrument.forecast.operator_time import operator_time
+from instrument.forecast.ideal import Tile, blocks
+from instrument.forecast.operations import FULLY_ALIGNED, MATMULS, Operation, alignment, matmul
+from instrument.forecast.operator_time import aligned_and_fp32, operator_time
 from instrument.forecast.table import ANY_TYPE, PACKAGED, Table, table_of, write_table
 
-from . import neusight
+from . import neusight, trace_operators
 from .neusight import Measured, Sum
 
 _LEAST = 3  # measurements, of a family
 _SAMPLE = 300  # measurements of a family that are left out, one at a time, for its error
+_TYPED = (*MATMULS, "attention", "attention backward")
+_HALFWAY = 0.5
+_BUSY = 1 << 32  # products in a matmul that is not over before the tensor cores are busy
+_COLUMNS = ("sizes", "ns", "tiles")
 _BINS = 4  # of bytes, per doubling, of which the median is kept where row lengths do not matter
 _MANY_WAVES = 5
 _LEAST_TILE = 64
 
 
-def build(folder: Path, without: str | None = None) -> dict[str, Any]:
-    """Return the content of the table, without its steps; nothing of the model ``without`` is in it."""
+def build(folder: Path, traces: Path, without: str | None = None) -> dict[str, Any]:
+    """Return the content of the table, without its steps; nothing of the model or trace ``without`` is in it."""
     alone = neusight.by_gpu(neusight.operators(folder))
+    for name in trace_operators.TRACES:
+        if name != without:
+            alone["h100"] += _traced(trace_operators.operators(traces / f"{name}.json.gz"))
     in_models = neusight.by_gpu(neusight.model_operators(folder, without))
     gpus = {}
     for name in dict.fromkeys([*alone, *in_models]):
         gpus[name] = _of_gpu(name, alone.get(name, []), in_models.get(name, []))
-    data: dict[str, Any] = {"source": neusight.SOURCE, "gpus": gpus}
+    data: dict[str, Any] = {"source": f"{neusight.SOURCE}; {trace_operators.SOURCE}", "gpus": gpus}
     data["borrowed"] = _borrowed(table_of(data))
+    gpus["h100"]["misaligned"] = _misaligned(data, "h100")
     return data
+
+
+def _traced(operators: list[trace_operators.Traced]) -> list[Measured]:
+    """Return the operators of a trace; its few matmuls are one family."""
+    return [
+        Measured("h100", each.operation._replace(family="matmul") if each.tile else each.operation, each.ns, each.tile)
+        for each in operators
+        if each.operation.family in (*MATMULS, "attention") or each.operation.type != "fp32"
+    ]
 
 
 def _of_gpu(name: str, alone: list[Measured], in_models: list[Sum]) -> dict[str, Any]:
@@ -69,16 +87,17 @@ def _families(measured: Iterable[Measured]) -> Iterator[tuple[tuple[str, str], d
     groups: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for each in measured:
         operation = each.operation
-        groups[operation.family, operation.type if operation.family in MATMULS else ANY_TYPE].append(each)
+        groups[operation.family, operation.type if operation.family in _TYPED else ANY_TYPE].append(each)
     for (family, kind), of in groups.items():
         row: dict[str, Any] = {"family": family, "type": kind, "error": 0.0}
-        if family in MATMULS:
+        if family in _TYPED:
             row["sizes"] = [list(each.operation.sizes) for each in of]
             row["ns"] = [round(each.ns) for each in of]
-            row["tiles"] = [list(each.tile or (0, 0)) for each in of]
+            if family in MATMULS:
+                row["tiles"] = [list(each.tile or (0, 0)) for each in of]
         else:
             row["sizes"], row["ns"] = _medians(of)
-        if len(row["ns"]) >= _LEAST:
+        if len(row["ns"]) >= (1 if family == "attention" else _LEAST):
             yield (family, kind), row
 
 
@@ -96,7 +115,7 @@ def _tiles(name: str, measured: list[Measured]) -> list[list[float]]:
     multiprocessors = GPUS[name].multiprocessors
     by_tile: dict[Tile, list[tuple[int, float]]] = defaultdict(list)
     for each in measured:
-        if each.operation.family not in MATMULS or each.tile is None:
+        if each.operation.family not in MATMULS or each.operation.type != "fp32" or each.tile is None:
             continue
         batch, rows, columns, sums = each.operation.sizes
         waves = batch * blocks(rows, columns, each.tile) / multiprocessors
@@ -125,6 +144,8 @@ def _line(points: list[tuple[int, float]]) -> tuple[float, float]:
 def _left_out(table: Table, name: str, family: str, kind: str) -> float:
     """Return the mean error of operators of a family, each left out of the measurements."""
     measured = table.gpus[name].families[family, kind]
+    if len(measured) == 1:
+        return 0.5
     rows = np.random.default_rng(0).permutation(len(measured))[:_SAMPLE].tolist()
     errors = []
     for row in rows:
@@ -142,36 +163,48 @@ def _ratios(table: Table, name: str, in_models: list[Sum]) -> list[float]:
     ]
 
 
-def _borrowed(table: Table) -> dict[str, list[float]]:
-    """Return the mean efficiency by family of the GPUs, and the mean error if it stands for one left out of it."""
-    shares: dict[str, list[float]] = defaultdict(list)
+def _misaligned(data: dict[str, Any], name: str) -> float:
+    """Return how far misaligned matmuls of 16-bit types are from aligned ones, towards FP32; else halfway."""
+    row = next((of for of in data["gpus"][name]["families"] if of["type"] == "bf16" and of["family"] == "matmul"), None)
+    if row is None:
+        return _HALFWAY
+    lost = [1 - log(alignment(tuple(sizes), "bf16"), FULLY_ALIGNED) for sizes in row["sizes"]]
+    kept = {key: [value for value, each in zip(row[key], lost, strict=True) if not each] for key in _COLUMNS}
+    others = [of for of in data["gpus"][name]["families"] if of is not row]
+    gpus = data["gpus"] | {name: data["gpus"][name] | {"families": [*others, row | kept]}}
+    table = table_of(data | {"gpus": gpus})
+    shares = []
+    for sizes, ns, each in zip(row["sizes"], row["ns"], lost, strict=True):
+        if each and prod(sizes) >= _BUSY:
+            aligned, in_fp32 = aligned_and_fp32(matmul("matmul", "bf16", *sizes), GPUS[name], table)
+            shares.append(log(ns / aligned) / log(in_fp32 / aligned) / each)
+    return round(median(shares), 3) if shares else _HALFWAY
+
+
+def _borrowed(table: Table) -> dict[str, float]:
+    """Return by family the mean error of operators whose GPU is left out, so that they borrow from the others."""
+    errors: dict[str, list[float]] = defaultdict(list)
     for name, of in table.gpus.items():
+        rest = replace(table, gpus={other: each for other, each in table.gpus.items() if other != name})
         for (family, kind), measured in of.families.items():
-            if kind == ANY_TYPE:
-                logs = [
-                    log(ideal_ns(measured.operation(row), GPUS[name]) / measured.measured_ns(row))
-                    for row in range(len(measured))
-                ]
-                shares[family].append(exp(median(logs)))
-    return {
-        family: [round(mean(of), 4), round(mean(abs(each / _without(of, each) - 1) for each in of), 4)]
-        for family, of in shares.items()
-        if len(of) > 1
-    }
+            others = [rest.measurements(measured.operation(0), other) for other in rest.gpus]
+            if kind != ANY_TYPE or not any(others):
+                continue
+            for row in range(len(measured)):
+                operation = measured.operation(row)
+                logs = [log(each.ns(operation, GPUS[name])[0]) for each in others if each]
+                errors[family].append(abs(exp(mean(logs)) / measured.measured_ns(row) - 1))
+    return {family: round(mean(of), 4) for family, of in errors.items()}
 
 
-def _without(values: list[float], one: float) -> float:
-    return (sum(values) - one) / (len(values) - 1)
-
-
-def main(folder: Path) -> None:
+def main(folder: Path, traces: Path) -> None:
     """Write the table."""
-    data = build(folder)
+    data = build(folder, traces)
     write_table(data, PACKAGED)
     print(f"{PACKAGED}: {PACKAGED.stat().st_size / 1e3:.0f} kB")
     for name, of in data["gpus"].items():
         for row in of["families"]:
-            print(f"{name:6}{row['family']:22}{row['type']:6}{len(row['ns']):6} {row['error']:.3f} {row.get('scale', 1)}")
+            print(f"{name:6}{row['family']:22}{row['type']:6}{len(row['ns']):6} {row['error']:.3f}")
         print(name, "kernels", of["kernels"])
     print(data["borrowed"])
 
@@ -182,4 +215,4 @@ def operation_ns(operations: Iterable[Operation], name: str, table: Table) -> fl
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

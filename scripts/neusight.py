@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from instrument.explain.metrics.operator_work import tile_of
 from instrument.forecast.ideal import Tile
-from instrument.forecast.operations import Operation, Tensor, operation_of
+from instrument.forecast.operations import Operation, Tensor, matmul, operation_of
 
 SOURCE = (
     "NeuSight (https://github.com/sitar-lab/NeuSight, Lee, Phanishayee and Mahajan, ASPLOS 2025), licence: MIT, "
@@ -81,9 +81,7 @@ def operators(folder: Path) -> Iterator[Measured]:
     for family, file in (("batched matmul", "bmm"), ("linear", "linear")):
         for row in _rows(folder / "operators" / f"{file}.csv.gz"):
             batch, rows, sums, columns = (int(row[name]) for name in "BMNK")
-            moved = 4 * batch * (rows * sums + sums * columns + rows * columns)
-            sizes = (batch, rows, columns, sums)
-            operation = Operation(family, "fp32", 2 * prod(sizes), moved, sizes)
+            operation = matmul(family, "fp32", batch, rows, columns, sums)
             yield Measured(DEVICES[row["device"]], operation, _ns(row), tile_of(row["kernel"]))
     for family, file in (("element-wise", "elem"), ("softmax", "softmax"), ("layer norm", "ln")):
         for row in _rows(folder / "operators" / f"{file}.csv.gz"):
@@ -150,9 +148,7 @@ def _linear(sums: int, result: tuple[int, ...], bias: bool) -> tuple[list[Operat
 
 
 def _matmul(batch: int, rows: int, columns: int, sums: int) -> Operation:
-    moved = 4 * batch * (rows * sums + sums * columns + rows * columns)
-    sizes = (batch, rows, columns, sums)
-    return Operation("batched matmul" if batch > 1 else "matmul", "fp32", 2 * prod(sizes), moved, sizes)
+    return matmul("batched matmul" if batch > 1 else "matmul", "fp32", batch, rows, columns, sums)
 
 
 def _backward(batch: int, rows: int, columns: int, sums: int) -> list[Operation]:

@@ -11,10 +11,11 @@ from math import ceil
 from .gpus import Gpu
 from .operations import MATMULS, Operation
 
-KERNEL_NS = 2000.0
+KERNEL_NS = 1500.0
 """The least time that a kernel takes on the GPU, whatever it does."""
 
 _TILES = (128, 128)
+_QUERIES = _KEYS = 128  # in a block of flash attention, and in each round of it; one more round fills and empties it
 _PROLOGUE = 16  # steps of the loop over the sums that pass before the first products, and after the last
 _SPLITS = (1, 2, 3, 4, 5, 6, 8)
 _LEAST_SUM = 256  # which cuBLAS still splits
@@ -33,6 +34,11 @@ def blocks(rows: int, columns: int, tile: Tile) -> int:
 def ideal_ns(operation: Operation, gpu: Gpu, tile: Tile | None = None) -> float:
     """Return the time at the peaks of a GPU, of a matmul with all waves of its tiles."""
     seconds = operation.bytes / gpu.peak.memory_bytes_per_s
+    if operation.family.startswith("attention"):
+        heads, queries, keys, _ = operation.sizes
+        waves = ceil(heads * ceil(queries / _QUERIES) / gpu.multiprocessors)
+        rounds = waves * (ceil(keys / _KEYS) + 1) * _QUERIES * _KEYS * gpu.multiprocessors / (heads * queries * keys)
+        return KERNEL_NS + 1e9 * max(seconds, operation.flops * rounds / (flops_per_s(operation, gpu) or float("inf")))
     if operation.family not in MATMULS:
         return KERNEL_NS + seconds * 1e9
     batch, rows, columns, sums = operation.sizes
@@ -41,7 +47,7 @@ def ideal_ns(operation: Operation, gpu: Gpu, tile: Tile | None = None) -> float:
     flops = waves * gpu.multiprocessors * 2 * one * other * (sums + _PROLOGUE)
     rate = flops_per_s(operation, gpu)
     computed = flops / rate if rate else 0.0
-    return 1e9 * float((computed**2 + seconds**2) ** 0.5)
+    return KERNEL_NS + 1e9 * float((computed**2 + seconds**2) ** 0.5)
 
 
 def flops_per_s(operation: Operation, gpu: Gpu) -> float | None:

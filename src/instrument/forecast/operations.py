@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 MATMULS = ("linear", "matmul", "batched matmul")
@@ -66,9 +66,10 @@ class Operation(NamedTuple):
     Attributes:
         family: operators that a GPU runs in the same way: "linear", "softmax backward", "element-wise".
         type: the type of the first floating-point input: "fp32".
-        flops: the operations, of matmuls alone; a multiplication and an addition are two.
+        flops: the operations of matmuls, attention and convolutions; a multiplication and an addition are two.
         bytes: what its kernels read and write; a kernel that reads an input again counts it again.
-        sizes: of `MATMULS` batch, rows, columns and length of the sums; else the length of a row.
+        sizes: of `MATMULS` batch, rows, columns and length of the sums; of attention heads of the whole batch,
+            queries, keys and head size; else the length of a row.
     """
 
     family: str
@@ -84,7 +85,8 @@ _NO_KERNEL = frozenset((
     "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold",
     "unsqueeze", "view", "view_as_complex", "view_as_real", "_conj", "_reshape_alias", "_unsafe_view", "_to_copy_",
 ))  # fmt: skip
-_COPIES = frozenset(("_to_copy", "cat", "clone", "contiguous", "copy_", "stack"))
+_COPIES = frozenset(("_to_copy", "clone", "contiguous", "copy_"))
+_JOINS = frozenset(("cat", "stack"))
 _REDUCTIONS = frozenset((
     "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min", "nll_loss_forward",
     "norm", "prod", "std", "sum", "var", "var_mean", "_foreach_norm",
@@ -100,8 +102,16 @@ _FAMILIES = {
     "native_dropout": ("dropout", 1.0),
     "embedding_dense_backward": ("embedding backward", 1.0),
 }  # fmt: skip
+_WRITES_ONLY = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_"))
 _BY_ROW = ("softmax", "layer norm")
-_BROADCAST_FROM = 4096  # elements: below, as for a scalar or a row of weights, the input stays in a cache
+_BY_ELEMENT = ("copy", "broadcast")  # kernels that find the address of each element: small ones take as long as a word
+_WORD = 4  # bytes
+_IN_REGISTERS = 1024  # elements: the longest row of a softmax that a warp keeps
+_NOT_KEPT = 16384  # elements: a row of FP32 that shared memory cannot hold
+_ALIGNED = 16  # bytes
+FULLY_ALIGNED = 8
+"""The 16-bit elements that a thread loads at once."""
+
 
 
 def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Operation | None:
@@ -118,40 +128,103 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
     kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")
     if name in ("mm", "addmm", "bmm", "baddbmm"):
         return _matmul(name, inputs, kind)
+    if "attention" in name and inputs and len(inputs[0].shape) == 4:
+        return _attention(name, inputs, kind)
+    if name.endswith(("convolution", "convolution_backward")) and len(inputs) > 1:
+        return _convolution(name, inputs, results, kind)
+    if name in _WRITES_ONLY:
+        inputs = inputs[1:]
     moved = sum(each.bytes for each in (*inputs, *results))
     if name in ("embedding", "index_select", "gather"):
         return Operation("embedding", kind, 0, 2 * sum(each.bytes for each in results), (0,))
     if name in _FAMILIES:
         family, passes = _FAMILIES[name]
         width = inputs[0].shape[-1] if family.startswith(_BY_ROW) and inputs[0].shape else 0
+        if family == "softmax" and width > _IN_REGISTERS and width * BYTES.get(kind, 4) % _ALIGNED:
+            # The kernel keeps no row in shared memory then and reads each three times, as it does with rows that are
+            # too long for that; what it takes follows from the elements, whatever their type (ATen, SoftMax.cu).
+            return Operation(family, kind, 0, 2 * BYTES["fp32"] * inputs[0].elements, (_NOT_KEPT,))
         return Operation(family, kind, 0, round(passes * moved), (width,))
-    return Operation(_memory_bound(name, inputs, results), kind, 0, moved, (0,))
+    family = _memory_bound(name, inputs, results)
+    if family in _BY_ELEMENT:
+        moved = sum(max(each.bytes, each.bytes // BYTES.get(each.type, 4) * _WORD) for each in (*inputs, *results))
+    return Operation(family, kind, 0, moved, (0,))
+
+
+def matmul(family: str, kind: str, batch: int, rows: int, columns: int, sums: int) -> Operation:
+    """Return a batch of matmuls."""
+    moved = batch * (rows * sums + sums * columns + rows * columns) * BYTES.get(kind, 4)
+    return Operation(family, kind, 2 * batch * rows * columns * sums, moved, (batch, rows, columns, sums))
+
+
+def attention(family: str, kind: str, heads: int, queries: int, keys: int, size: int) -> Operation:
+    """Return attention that keeps no scores, without what a mask saves.
+
+    The backward pass computes five matmuls, the forward pass two (Dao, FlashAttention-2).
+    """
+    passes, matmuls = (2, 5) if family.endswith("backward") else (1, 2)
+    moved = passes * 2 * heads * (queries + keys) * size * BYTES.get(kind, 4)
+    return Operation(family, kind, 2 * matmuls * heads * queries * keys * size, moved, (heads, queries, keys, size))
+
+
+def alignment(sizes: tuple[int, ...], kind: str) -> int:
+    """Return how many elements a kernel loads at once from the rows of a matmul.
+
+    Tensor cores wait for their 16-bit elements, at best `FULLY_ALIGNED` at once; it matters little to other types.
+    """
+    _, _, columns, sums = sizes
+    return gcd(FULLY_ALIGNED, columns, sums) if kind in ("bf16", "fp16") else FULLY_ALIGNED
 
 
 def _matmul(name: str, inputs: Sequence[Tensor], kind: str) -> Operation | None:
     left, right = inputs[-2:]
     batch, (rows, sums), columns = prod(left.shape[:-2]), left.shape[-2:], right.shape[-1]
-    flops = 2 * batch * rows * sums * columns
-    if not flops:
+    if not batch * rows * sums * columns:
         return None
     family = "matmul"
     if name in ("bmm", "baddbmm"):
         family = "batched matmul"
     elif name == "addmm" and right.is_column_major and not left.is_column_major and len(inputs[0].shape) == 1:
         family = "linear"
-    moved = (left.elements + right.elements + batch * rows * columns) * BYTES.get(kind, 4)
-    return Operation(family, kind, flops, moved, (batch, rows, columns, sums))
+    return matmul(family, kind, batch, rows, columns, sums)
+
+
+def _attention(name: str, inputs: Sequence[Tensor], kind: str) -> Operation | None:
+    """Return the work of attention that keeps no scores.
+
+    Inputs are batch x heads x length x size; of the kernels themselves, as in "_flash_attention_forward", batch x
+    length x heads x size.
+    """
+    backward = name.endswith("backward")
+    query, key = inputs[backward : backward + 2]
+    head, length = (1, 2) if name.startswith("_scaled_dot_product") else (2, 1)
+    heads = query.shape[0] * query.shape[head]
+    if not query.elements * key.elements:
+        return None
+    family = "attention backward" if backward else "attention"
+    return attention(family, kind, heads, query.shape[length], key.shape[length], query.shape[3])
+
+
+def _convolution(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor], kind: str) -> Operation:
+    """Return the work of a convolution; its backward pass computes two as large as the forward pass."""
+    backward = name.endswith("backward")
+    weight = inputs[1 + backward]
+    positions = (inputs[0] if backward else results[0]).elements if results else 0
+    flops = 2 * positions * prod(weight.shape[1:]) * (2 if backward else 1)
+    moved = sum(each.bytes for each in (*inputs, *results))
+    return Operation("convolution backward" if backward else "convolution", kind, flops, moved, (0,))
 
 
 def _memory_bound(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> str:
     """Return the family of an operator that does little but move its inputs and results."""
-    in_order = all(each.in_order for each in inputs)
-    if name in _COPIES:
-        return "element-wise" if in_order else "copy"
     if name in _REDUCTIONS:
         return "reduction"
-    if not in_order:
+    if name in _JOINS or not all(each.in_order for each in inputs):
         return "copy"
+    if name in _COPIES and inputs and results:
+        types = inputs[0].type, results[0].type
+        vectorized = types[0] == types[1] or types in (("fp32", "bf16"), ("fp32", "fp16"))
+        return "element-wise" if vectorized else "copy"
     result = max((each.elements for each in results), default=0)
     stored = (each.bytes // BYTES.get(each.type, 4) for each in inputs)
-    return "broadcast" if any(_BROADCAST_FROM <= each < result for each in stored) else "element-wise"
+    return "broadcast" if any(1 < each < result for each in stored) else "element-wise"

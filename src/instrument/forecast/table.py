@@ -14,8 +14,8 @@ import numpy as np
 
 from ..read.tables.table import Array
 from .gpus import GPUS, Gpu
-from .ideal import Tile, TileCosts, ideal_ns
-from .operations import BYTES, MATMULS, Operation
+from .ideal import KERNEL_NS, Tile, TileCosts, ideal_ns
+from .operations import MATMULS, Operation, alignment, attention, matmul
 
 PACKAGED = Path(__file__).with_name("efficiency.json.gz")
 """The table that ships with the package; `scripts/efficiency_table.py` makes it and names its sources."""
@@ -25,7 +25,8 @@ ANY_TYPE = "any"
 
 _FORMAT = 1
 _NEIGHBOURS = 4
-_WEIGHTS = np.array((0.5, 1.0, 1.0, 0.7))  # of the doublings of batch, rows, columns and sums, in a distance
+_WEIGHTS = np.array((0.5, 1.0, 1.0, 0.7, 2.0))  # of the doublings of batch, rows, columns, sums and alignment
+_LEAST_NS = 50.0  # beyond what each kernel takes
 _NEAR = 0.1  # doublings: closer measurements count the same
 
 
@@ -34,7 +35,6 @@ class Measurements:
 
     Attributes:
         error: the mean error of `ns` for operators left out of the measurements, as a share.
-        scale: by how much calls inside of steps took longer than the measurements say.
     """
 
     def __init__(
@@ -47,7 +47,6 @@ class Measurements:
         family: str,
         type: str,
         error: float,
-        scale: float = 1.0,
     ) -> None:
         """Keep the measurements.
 
@@ -59,13 +58,13 @@ class Measurements:
             family: as in `Operation`.
             type: as in `Operation`, or `ANY_TYPE`.
         """
-        self.error, self.scale = error, scale
-        self.family, self.type = family, type
+        self.error, self.family, self.type = error, family, type
         self._sizes = sizes.astype(np.int64)
         self._ns = ns.astype(float)
         self._tiles = tiles
         self._gpu = gpu
-        self._features = _features(self._sizes, family)
+        self._by_sizes = family in MATMULS or family.startswith("attention")
+        self._features = self._coordinates(self._sizes)
 
     def __len__(self) -> int:
         return len(self._ns)
@@ -81,29 +80,30 @@ class Measurements:
             gpu: where.
             leave_out: a measurement that does not count.
         """
-        sizes = np.array(operation.sizes if operation.family in MATMULS else (operation.bytes, *operation.sizes))
-        distance = ((self._features - _features(sizes[None], self.family)) ** 2).sum(1)
+        sizes = np.array(operation.sizes if self._by_sizes else (operation.bytes, *operation.sizes))
+        distance = ((self._features - self._coordinates(sizes[None])) ** 2).sum(1)
         if leave_out is not None:
             distance[leave_out] = np.inf
         count = min(_NEIGHBOURS, len(distance) - (leave_out is not None))
         nearest = np.argpartition(distance, count - 1)[:count]
         weights = 1 / (distance[nearest] + _NEAR**2)
         logs = [
-            np.log(self._ns[row] / ideal_ns(self.operation(row), self._gpu, self._tile(row)))
-            + np.log(ideal_ns(operation, gpu, self._tile(row)))
+            np.log(max(self._ns[row] - KERNEL_NS, _LEAST_NS))
+            - np.log(max(ideal_ns(self.operation(row), self._gpu, self._tile(row)) - KERNEL_NS, _LEAST_NS))
+            + np.log(max(ideal_ns(operation, gpu, self._tile(row)) - KERNEL_NS, _LEAST_NS))
             for row in nearest.tolist()
         ]
-        ns = float(np.exp(np.dot(weights, logs) / weights.sum()))
+        ns = KERNEL_NS + float(np.exp(np.dot(weights, logs) / weights.sum()))
         return ns, float(distance[nearest].min() ** 0.5)
 
     def operation(self, row: int) -> Operation:
         """Return what was measured."""
         sizes = tuple(self._sizes[row].tolist())
-        if self.family not in MATMULS:
-            return Operation(self.family, self.type, 0, sizes[0], sizes[1:])
-        batch, rows, columns, sums = sizes
-        moved = batch * (rows * sums + sums * columns + rows * columns) * BYTES[self.type]
-        return Operation(self.family, self.type, 2 * batch * rows * columns * sums, moved, sizes)
+        if self.family in MATMULS:
+            return matmul(self.family, self.type, *sizes)
+        if self._by_sizes:
+            return attention(self.family, self.type, *sizes)
+        return Operation(self.family, self.type, 0, sizes[0], sizes[1:])
 
     def measured_ns(self, row: int) -> float:
         """Return what was measured."""
@@ -115,12 +115,16 @@ class Measurements:
         one, other = self._tiles[row].tolist()
         return one, other
 
-
-def _features(sizes: Array, family: str) -> Array:
-    """Return coordinates in which operators that are near each other are equally efficient."""
-    logs = np.log2(np.maximum(sizes, 1))
-    features: Array = logs * (_WEIGHTS if family in MATMULS else np.array((0.5, 1.0)))
-    return features
+    def _coordinates(self, sizes: Array) -> Array:
+        """Return coordinates in which operators that are near each other are about equally efficient."""
+        logs = np.log2(np.maximum(sizes, 1))
+        if self.family in MATMULS:
+            aligned = np.log2([alignment(tuple(row), self.type) for row in sizes.tolist()])
+            logs = np.concatenate((logs, aligned[:, None]), axis=1) * _WEIGHTS
+        elif sizes.shape[1] == 2:
+            logs = logs * np.array((0.5, 1.0))
+        result: Array = logs
+        return result
 
 
 @dataclass(frozen=True)
@@ -163,11 +167,14 @@ class GpuTable:
         families: by family and type.
         kernels: by type, the kernels of matmuls.
         steps: None if no whole steps were measured.
+        misaligned: how far 16-bit matmuls whose elements are loaded one by one are from those loaded `FULLY_ALIGNED`
+            at once, towards FP32, as a share of the logarithm.
     """
 
     families: Mapping[tuple[str, str], Measurements]
     kernels: Mapping[str, MatmulKernels]
     steps: Steps | None
+    misaligned: float
 
 
 @dataclass(frozen=True)
@@ -177,18 +184,23 @@ class Table:
     Attributes:
         source: where the measurements are from, with their licence.
         gpus: by the name of the GPU.
-        borrowed: by family, the efficiency and its error where a GPU has no measurements of its own: those of the
-            other GPUs.
+        borrowed: by family, the mean error if a GPU is taken to be as efficient as the others.
     """
 
     source: str
     gpus: Mapping[str, GpuTable]
-    borrowed: Mapping[str, tuple[float, float]]
+    borrowed: Mapping[str, float]
 
     def measurements(self, operation: Operation, gpu: str) -> Measurements | None:
-        """Return the measurements of a family on a GPU; None if there are none."""
-        families = self.gpus[gpu].families if gpu in self.gpus else {}
-        return families.get((operation.family, operation.type)) or families.get((operation.family, ANY_TYPE))
+        """Return the measurements of a family on a GPU; None if there are none.
+
+        Both 16-bit types run at the same rate. Where a type has only some of the matmuls, they stand for all.
+        """
+        found = self.gpus[gpu].families if gpu in self.gpus else {}
+        types = (operation.type, {"fp16": "bf16", "bf16": "fp16"}.get(operation.type), ANY_TYPE)
+        families = dict.fromkeys((operation.family, *(MATMULS if operation.family in MATMULS else ())))
+        keys = ((family, kind) for kind in types for family in families)
+        return next((found[key] for key in keys if key in found), None)
 
 
 def read_table(path: Path = PACKAGED) -> Table:
@@ -211,8 +223,8 @@ def packaged_table() -> Table:
 
 def table_of(data: Mapping[str, Any]) -> Table:
     """Return a table from the content of its file."""
-    borrowed = {family: (efficiency, error) for family, (efficiency, error) in data.get("borrowed", {}).items()}
-    return Table(data["source"], {name: _gpu_table(name, of) for name, of in data["gpus"].items()}, borrowed)
+    gpus = {name: _gpu_table(name, of) for name, of in data["gpus"].items()}
+    return Table(data["source"], gpus, data.get("borrowed", {}))
 
 
 def _gpu_table(name: str, data: Mapping[str, Any]) -> GpuTable:
@@ -227,7 +239,6 @@ def _gpu_table(name: str, data: Mapping[str, Any]) -> GpuTable:
             family=key[0],
             type=key[1],
             error=row["error"],
-            scale=row.get("scale", 1.0),
         )
     kernels = {
         kind: MatmulKernels(
@@ -236,7 +247,7 @@ def _gpu_table(name: str, data: Mapping[str, Any]) -> GpuTable:
         for kind, of in data.get("kernels", {}).items()
     }
     steps = Steps(**data["steps"]) if data.get("steps") else None
-    return GpuTable(families, kernels, steps)
+    return GpuTable(families, kernels, steps, data.get("misaligned", 0.5))
 
 
 def write_table(data: Mapping[str, Any], path: Path) -> None:
