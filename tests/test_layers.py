@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "read": "base",
     "explain": "read base",
     "syncs": "record explain base",
+    "forecast": "syncs explain read base",
     "show": "explain read base",
     "finish": "show explain read record base",
     "integrations": "record base __init__",

@@ -16,8 +16,8 @@ class Gpu:
         peak: its peaks, and where they come from.
         multiprocessors: its multiprocessors (AMD: compute units), on which blocks of a kernel run side by side.
         memory_bytes: the size of its memory.
-        like: the GPU with the same chip and another memory whose measurements hold for this one too; its efficiency
-            is taken, not its times. None if there is none.
+        like: the GPU with the same chip and another memory, whose measured efficiency holds for this one too; None
+            if there is none.
     """
 
     name: str

@@ -15,7 +15,9 @@ KERNEL_NS = 1500.0
 """The least time that a kernel takes on the GPU, whatever it does."""
 
 _TILES = (128, 128)
-_QUERIES = _KEYS = 128  # in a block of flash attention, and in each round of it; one more round fills and empties it
+_QUERIES = _KEYS = (
+    128  # in a block of flash attention, and in each round of it; one more round fills and empties it
+)
 _PROLOGUE = 16  # steps of the loop over the sums that pass before the first products, and after the last
 _SPLITS = (1, 2, 3, 4, 5, 6, 8)
 _LEAST_SUM = 256  # which cuBLAS still splits
@@ -37,8 +39,12 @@ def ideal_ns(operation: Operation, gpu: Gpu, tile: Tile | None = None) -> float:
     if operation.family.startswith("attention"):
         heads, queries, keys, _ = operation.sizes
         waves = ceil(heads * ceil(queries / _QUERIES) / gpu.multiprocessors)
-        rounds = waves * (ceil(keys / _KEYS) + 1) * _QUERIES * _KEYS * gpu.multiprocessors / (heads * queries * keys)
-        return KERNEL_NS + 1e9 * max(seconds, operation.flops * rounds / (flops_per_s(operation, gpu) or float("inf")))
+        rounds = (
+            waves * (ceil(keys / _KEYS) + 1) * _QUERIES * _KEYS * gpu.multiprocessors / (heads * queries * keys)
+        )
+        return KERNEL_NS + 1e9 * max(
+            seconds, operation.flops * rounds / (flops_per_s(operation, gpu) or float("inf"))
+        )
     if operation.family not in MATMULS:
         return KERNEL_NS + seconds * 1e9
     batch, rows, columns, sums = operation.sizes
@@ -63,7 +69,7 @@ def bound_ns(operation: Operation, gpu: Gpu) -> float:
 
 
 def best_tile_ns(operation: Operation, gpu: Gpu, tiles: TileCosts) -> float:
-    """Return the time of a matmul with the best of the measured tiles, the sums split between blocks if that wins."""
+    """Return the time of a matmul with the best of the measured tiles; blocks share the sums where that wins."""
     batch, rows, columns, sums = operation.sizes
     moved = operation.bytes / gpu.peak.memory_bytes_per_s * 1e9
     result = rows * columns * batch * 4 / gpu.peak.memory_bytes_per_s * 1e9

@@ -21,7 +21,7 @@ BYTES = {
 
 
 class Tensor(NamedTuple):
-    """An input or a result of an operator: its type is one of `BYTES`; the strides are None if they are not known."""
+    """An input or a result of an operator; the type is one of `BYTES`, and the strides are None if not known."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None
@@ -80,16 +80,16 @@ class Operation(NamedTuple):
 
 
 _NO_KERNEL = frozenset((
-    "alias", "as_strided", "detach", "diagonal", "empty", "empty_like", "empty_permuted", "empty_strided", "expand",
-    "is_same_size", "lift_fresh", "narrow", "new_empty", "new_empty_strided", "permute", "real", "imag", "resize_",
-    "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold",
-    "unsqueeze", "view", "view_as_complex", "view_as_real", "_conj", "_reshape_alias", "_unsafe_view", "_to_copy_",
+    "alias", "as_strided", "detach", "diagonal", "empty", "empty_like", "empty_permuted", "empty_strided",
+    "expand", "imag", "is_same_size", "lift_fresh", "narrow", "new_empty", "new_empty_strided", "permute", "real",
+    "resize_", "select", "set_", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind",
+    "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real", "_conj", "_reshape_alias", "_unsafe_view",
 ))  # fmt: skip
 _COPIES = frozenset(("_to_copy", "clone", "contiguous", "copy_"))
 _JOINS = frozenset(("cat", "stack"))
 _REDUCTIONS = frozenset((
-    "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min", "nll_loss_forward",
-    "norm", "prod", "std", "sum", "var", "var_mean", "_foreach_norm",
+    "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min",
+    "nll_loss_forward", "norm", "prod", "std", "sum", "var", "var_mean", "_foreach_norm",
 ))  # fmt: skip
 # By operator: the family, and how often the kernels move the inputs and results. The softmax's backward pass first
 # multiplies two of them (ATen, SoftMax.cu); that of a layer norm reads its inputs again for the weight's gradient.
@@ -104,14 +104,16 @@ _FAMILIES = {
 }  # fmt: skip
 _WRITES_ONLY = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_"))
 _BY_ROW = ("softmax", "layer norm")
-_BY_ELEMENT = ("copy", "broadcast")  # kernels that find the address of each element: small ones take as long as a word
+_BY_ELEMENT = (
+    "copy",
+    "broadcast",
+)  # kernels that find the address of each element: small ones take as long as a word
 _WORD = 4  # bytes
 _IN_REGISTERS = 1024  # elements: the longest row of a softmax that a warp keeps
 _NOT_KEPT = 16384  # elements: a row of FP32 that shared memory cannot hold
 _ALIGNED = 16  # bytes
 FULLY_ALIGNED = 8
 """The 16-bit elements that a thread loads at once."""
-
 
 
 def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Operation | None:
@@ -141,8 +143,8 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
         family, passes = _FAMILIES[name]
         width = inputs[0].shape[-1] if family.startswith(_BY_ROW) and inputs[0].shape else 0
         if family == "softmax" and width > _IN_REGISTERS and width * BYTES.get(kind, 4) % _ALIGNED:
-            # The kernel keeps no row in shared memory then and reads each three times, as it does with rows that are
-            # too long for that; what it takes follows from the elements, whatever their type (ATen, SoftMax.cu).
+            # The kernel keeps no row in shared memory then and reads each three times, as it does with rows that
+            # are too long for that; what it takes follows from the elements, whatever their type (SoftMax.cu).
             return Operation(family, kind, 0, 2 * BYTES["fp32"] * inputs[0].elements, (_NOT_KEPT,))
         return Operation(family, kind, 0, round(passes * moved), (width,))
     family = _memory_bound(name, inputs, results)
@@ -164,7 +166,9 @@ def attention(family: str, kind: str, heads: int, queries: int, keys: int, size:
     """
     passes, matmuls = (2, 5) if family.endswith("backward") else (1, 2)
     moved = passes * 2 * heads * (queries + keys) * size * BYTES.get(kind, 4)
-    return Operation(family, kind, 2 * matmuls * heads * queries * keys * size, moved, (heads, queries, keys, size))
+    return Operation(
+        family, kind, 2 * matmuls * heads * queries * keys * size, moved, (heads, queries, keys, size)
+    )
 
 
 def alignment(sizes: tuple[int, ...], kind: str) -> int:

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from .gpus import Gpu
 from .ideal import best_tile_ns, bound_ns
+from .measurements import Measurements
 from .operations import FULLY_ALIGNED, MATMULS, Operation, alignment, matmul
-from .table import MatmulKernels, Measurements, Table
+from .table import MatmulKernels, Table
 
 How = Literal["measured", "interpolated", "bound"]
 _ASSUMED = 0.5  # the error of what was assumed and not measured

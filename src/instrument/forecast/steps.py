@@ -21,6 +21,7 @@ VIEW_NS = 2_000
 
 _LATENCY_NS = 5_000  # from a launch to the start of its kernel
 _STEP_ERROR = 0.15  # where no whole step was measured on a GPU
+_RANGE = 2.0  # mean errors
 _BOUND_ERROR = 1.0  # of a bound: such operators may take twice as long
 
 
@@ -62,13 +63,14 @@ def step_time(calls: Sequence[StepCall], gpu: Gpu, table: Table) -> StepTime:
     The CPU launches one call after the other, and runs ahead of the GPU, which runs one after the other. The GPU's
     part is multiplied by how much longer whole steps took on this GPU than their operators.
 
-    The range: the errors of the families are independent of each other, so that their squares add up, each
-    weighted by its share of the GPU's time, and the error of whole steps on this GPU comes on top; a bound may be
-    too low by half.
+    The range is twice the mean error to both sides, in which about nine of ten steps lie if errors are normally
+    distributed. The errors of families are independent of each other, so that their squares add up, each weighted
+    by its share of the time, with that of the error of whole steps on this GPU. On top, operators whose time is a
+    bound may take twice as long.
     """
     priced = prices(calls, gpu, table)
     known = gpu.name if gpu.name in table.gpus else gpu.like
-    whole = table.gpus[known].steps if known in table.gpus else None
+    whole = table.gpus[known].steps if known is not None and known in table.gpus else None
     factor = whole.factor if whole else 1.0
     times = [priced.get(call.operation) if call.operation else None for call in calls]
     end, cpu = _timeline(calls, [time.ns * factor if time else None for time in times])
@@ -83,7 +85,7 @@ def step_time(calls: Sequence[StepCall], gpu: Gpu, table: Table) -> StepTime:
             else:
                 spread[call.operation.family] += time.ns * factor * time.error
     gpu_ns = sum(by_family.values())
-    error = hypot(*spread.values(), gpu_ns * (whole.error if whole else _STEP_ERROR))
+    error = _RANGE * hypot(*spread.values(), gpu_ns * (whole.error if whole else _STEP_ERROR))
     return StepTime(
         end,
         max(end - error, cpu),

@@ -77,7 +77,9 @@ def _operation(name: str, shapes: str, types: str) -> Operation | None:
     if name == "addmm":
         inputs[-1] = inputs[-1]._replace(stride=(1, inputs[-1].shape[0]))  # as torch.nn.Linear calls it
     if name == "copy_" and len({each.type for each in inputs}) == 1 and len(inputs[0].shape) > 1:
-        steps = tuple(np.cumprod((1, *inputs[0].shape[:-1])).tolist())  # a copy within a type is there for the order
+        steps = tuple(
+            np.cumprod((1, *inputs[0].shape[:-1])).tolist()
+        )  # a copy within a type is there for the order
         inputs[1:] = [each._replace(stride=steps) for each in inputs[1:] if each.shape == inputs[0].shape]
     kind = inputs[0].type
     if name in _SAME_SHAPE:

@@ -129,7 +129,7 @@ def _passes(row: dict[str, str]) -> tuple[list[Operation], list[Operation]]:
     result = ast.literal_eval(row["output_shape"])
     if not isinstance(result, tuple) or len(result) < 2 or prod(result) < 1 << 18:
         return [], []
-    name, target = row["name"].rstrip("0123456789_") or row["name"], row["target"]
+    target = row["target"]
     if _LINEAR.search(row["name"]) and len(shapes) == 1:
         return _linear(shapes[0][-1], result, not _WITHOUT_BIAS.search(row["name"]))
     if "addmm" in target:
@@ -138,7 +138,7 @@ def _passes(row: dict[str, str]) -> tuple[list[Operation], list[Operation]]:
     if _MATMUL.search(target) and len(shapes) == 2:
         (*batch, rows, sums), columns = shapes[0], shapes[1][-1]
         return [_matmul(prod(batch), rows, columns, sums)], _backward(prod(batch), rows, columns, sums)
-    return _memory_bound(name, target, [each for each in shapes if each and each != (1,)], result)
+    return _memory_bound(row["name"], [each for each in shapes if each and each != (1,)], result)
 
 
 def _linear(sums: int, result: tuple[int, ...], bias: bool) -> tuple[list[Operation], list[Operation]]:
@@ -155,36 +155,42 @@ def _backward(batch: int, rows: int, columns: int, sums: int) -> list[Operation]
     return [_matmul(batch, rows, sums, columns), _matmul(batch, sums, columns, rows)]
 
 
+_MOVING = (
+    ("softmax", "_softmax", 1, "_softmax_backward_data", 2),
+    ("norm", "native_layer_norm", 1, "native_layer_norm_backward", 2),
+    ("dropout", "native_dropout", 1, "", 0),
+    ("gelu", "gelu", 1, "gelu_backward", 2),
+    ("activation_fn", "relu", 1, "threshold_backward", 2),
+    ("tanh", "tanh", 1, "tanh_backward", 2),
+    ("truediv", "div", 1, "div", 1),
+    ("contiguous", "clone", 1, "", 0),
+)
+"""What is in the name of an operator that moves bytes; the operators of its passes, and their full-sized inputs.
+
+Dropout's backward pass was measured with the three kernels of one that can be differentiated again; a step runs
+one.
+"""
+
+
 def _memory_bound(
-    name: str, target: str, shapes: list[tuple[int, ...]], result: tuple[int, ...]
+    name: str, shapes: list[tuple[int, ...]], result: tuple[int, ...]
 ) -> tuple[list[Operation], list[Operation]]:
-    """Return the passes of an operator that moves bytes. Dropout's backward pass was measured as one that can be
-    differentiated again, with three kernels; a step runs one. It is left out."""
-    of = Tensor(result, None, "fp32")
-    inputs = [Tensor(each, None, "fp32") for each in shapes]
-    small = Tensor(result[-1:], None, "fp32")
-    called: dict[str, tuple[tuple[str, list[Tensor], list[Tensor]] | None, tuple[str, list[Tensor], list[Tensor]] | None]] = {
-        "softmax": (("_softmax", [of], [of]), ("_softmax_backward_data", [of, of], [of])),
-        "norm": (("native_layer_norm", [of], [of]), ("native_layer_norm_backward", [of, of], [of])),
-        "dropout": (("native_dropout", [of], [of, Tensor(result, None, "bool")]), None),
-        "gelu": (("gelu", [of], [of]), ("gelu_backward", [of, of], [of])),
-        "activation_fn": (("relu", [of], [of]), ("threshold_backward", [of, of], [of])),
-        "tanh": (("tanh", [of], [of]), ("tanh_backward", [of, of], [of])),
-        "truediv": (("div", [of], [of]), ("div", [of], [of])),
-        "where": (("where", [*inputs[:1], of], [of]), None),
-        "contiguous": (("clone", [Tensor(result, (*(0,) * 0, *range(2, len(result) + 2)), "fp32")], [of]), None),
-        "add": (("add", inputs, [of]), None),
-        "mul": (("mul", inputs, [of]), None),
-    }  # fmt: skip
-    del small
-    for word, (forward, backward) in called.items():
-        if word in name or f"{word} " in target or word == target:
-            return _operations(forward), _operations(backward)
+    """Return the passes of an operator that moves bytes."""
+    for word, forward, forward_inputs, backward, backward_inputs in _MOVING:
+        if word in name:
+            swapped = (1, *result[:0:-1]) if word == "contiguous" else None
+            of = Tensor(result, swapped, "fp32")
+            return _moved(forward, [of] * forward_inputs, result), _moved(backward, [of] * backward_inputs, result)
+    if name.startswith(("add", "mul", "where")):
+        return _moved(name.partition("_")[0], [Tensor(each, None, "fp32") for each in shapes], result), []
     return [], []
 
 
-def _operations(call: Any) -> list[Operation]:
-    operation = operation_of(*call) if call else None
+def _moved(name: str, inputs: list[Tensor], result: tuple[int, ...]) -> list[Operation]:
+    results = [Tensor(result, None, "fp32")]
+    if name == "native_dropout":
+        results.append(Tensor(result, None, "bool"))
+    operation = operation_of(name, inputs, results) if inputs else None
     return [operation] if operation else []
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import transformers
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instrument.forecast.operations import Tensor, operation_of
@@ -35,7 +35,7 @@ def _scores(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
 
 
 def _mixed(scores: torch.Tensor, value: torch.Tensor, module: torch.nn.Module, dropout: float) -> tuple[Any, None]:
-    weights = F.dropout(F.softmax(scores, dim=-1), dropout, module.training)
+    weights = functional.dropout(functional.softmax(scores, dim=-1), dropout, module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), None
 
 
@@ -44,7 +44,9 @@ def _gpt2(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: flo
     scores = scores / torch.full([], value.size(-1) ** 0.5, dtype=scores.dtype, device=scores.device)
     if not hasattr(module, "causal"):
         module.causal = torch.ones(1, 1, *scores.shape[-2:], dtype=torch.bool, device=scores.device)
-    scores = torch.where(module.causal, scores, torch.full([], _LEAST_SCORE, dtype=scores.dtype, device=scores.device))
+    scores = torch.where(
+        module.causal, scores, torch.full([], _LEAST_SCORE, dtype=scores.dtype, device=scores.device)
+    )
     return _mixed(scores, value, module, dropout)
 
 
@@ -55,7 +57,7 @@ def _bert(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: flo
 
 
 def _opt(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **_: Any) -> Any:
-    batch, heads, length, size = query.shape
+    batch, _, length, _ = query.shape
     query, key, value = (each.contiguous() for each in (query, key, value))
     scores = _scores(query, key) + torch.zeros(batch, 1, length, length, device=query.device)
     scores = torch.max(scores, torch.tensor(_LEAST_SCORE, dtype=scores.dtype, device=scores.device))
@@ -66,15 +68,25 @@ for _name, _attention in (("gpt2", _gpt2), ("bert", _bert), ("opt", _opt)):
     transformers.AttentionInterface.register(f"then_{_name}", _attention)
 
 
-@lru_cache
-def calls(folder: Path, model: str, sequence: int, batch: int, train: bool, today: bool) -> list[StepCall]:
-    """Return the calls of the forward pass of a model, and of its backward pass if ``train``."""
+def parameter_bytes(folder: Path, model: str) -> int:
+    """Return the bytes of the parameters of a model in FP32."""
+    return sum(4 * each.numel() for each in _network(folder, model, today=True).parameters())
+
+
+def _network(folder: Path, model: str, today: bool) -> torch.nn.Module:
     data = json.loads((folder / "models" / f"{model}.json").read_text())
     config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(data)
     config._attn_implementation = "eager" if today else f"then_{config.model_type}"
     with torch.device("meta"):
-        network = MODELS[model](config).train(train)
-        tokens = torch.zeros(batch, sequence, dtype=torch.long)
+        network: torch.nn.Module = MODELS[model](config)
+    return network
+
+
+@lru_cache
+def calls(folder: Path, model: str, sequence: int, batch: int, train: bool, today: bool) -> list[StepCall]:
+    """Return the calls of the forward pass of a model, and of its backward pass if ``train``."""
+    network = _network(folder, model, today).train(train)
+    tokens = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
     recorder = _Recorder()
     options = {} if model == "bert_large" else {"use_cache": False}
     with recorder, _dropout_as_on_cuda(), contextlib.nullcontext() if train else torch.no_grad():
@@ -86,16 +98,16 @@ def calls(folder: Path, model: str, sequence: int, batch: int, train: bool, toda
 
 @contextlib.contextmanager
 def _dropout_as_on_cuda() -> Any:
-    original = F.dropout
+    original = functional.dropout
 
     def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         return torch.native_dropout(input, p, True)[0] if training and p else input
 
-    F.dropout = dropout
+    functional.dropout = dropout
     try:
         yield
     finally:
-        F.dropout = original
+        functional.dropout = original
 
 
 class _Recorder(TorchDispatchMode):

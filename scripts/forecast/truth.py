@@ -1,0 +1,158 @@
+"""Compares forecasts with measured steps and traces, each left out of the table that forecasts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+
+from instrument.forecast.gpus import GPUS
+from instrument.forecast.operator_time import operator_time
+from instrument.forecast.steps import StepTime, step_time
+from instrument.forecast.table import Steps, Table, table_of
+
+from . import neusight, traces
+from .families import build
+from .neusight import Step
+from .programs import MODELS, calls, parameter_bytes
+
+_SIGNIFICANT = 2  # standard errors
+_GPUS = 4
+_NVLINK = 450e9  # bytes per second in one direction; NVIDIA H100 data sheet
+
+
+class Check(NamedTuple):
+    """A measured step and its forecast by a table that holds nothing of the model; ``today`` as in `calls`."""
+
+    step: Step
+    forecast: StepTime
+    today: bool
+
+    @property
+    def error(self) -> float:
+        """The error of the forecast, as a share of the measured time."""
+        return self.forecast.ns / 1e6 / self.step.ms - 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether the measured time lies in the range of the forecast."""
+        return self.forecast.least_ns <= self.step.ms * 1e6 <= self.forecast.most_ns
+
+
+class TraceCheck(NamedTuple):
+    """The GPU time of a trace's operators and its forecast by a table that holds nothing of the trace; ns."""
+
+    name: str
+    measured_ns: float
+    forecast_ns: float
+    off_ns: float  # the sum of what each operator is off, without regard to its sign
+
+    @property
+    def error(self) -> float:
+        """The error of the forecast, as a share of the measured time."""
+        return self.forecast_ns / self.measured_ns - 1
+
+
+def checks(folder: Path, trace_folder: Path, today: bool) -> list[Check]:
+    """Return the measured steps on one GPU with their forecasts."""
+    found = []
+    for model in MODELS:
+        table = _left_out(folder, trace_folder, model)
+        found += [
+            Check(step, _forecast(folder, step, table, today), today)
+            for step in _steps(folder)
+            if step.model == model
+        ]
+    return found
+
+
+@lru_cache
+def _left_out(folder: Path, trace_folder: Path, model: str) -> Table:
+    """Return the table that holds nothing of a model."""
+    return with_steps(table_of(build(folder, trace_folder, without=model)), folder, without=model)
+
+
+def with_steps(table: Table, folder: Path, without: str | None = None) -> Table:
+    """Return the table with how much longer steps took than their operators, but those of one model.
+
+    A GPU has a factor where that is more than chance: where the mean is twice its standard error from 1.
+    """
+    logs: dict[str, list[float]] = {}
+    for step in _steps(folder):
+        if step.model != without:
+            ratio = step.ms * 1e6 / _forecast(folder, step, table, today=False).ns
+            logs.setdefault(step.gpu, []).append(log(ratio))
+    gpus = dict(table.gpus)
+    for name, of in logs.items():
+        factor = _factor(of)
+        errors = [abs(factor / exp(each) - 1) for each in of]
+        steps = Steps(factor, round(mean(errors), 4), round(max(errors), 4), len(of))
+        gpus[name] = replace(table.gpus[name], steps=steps)
+    return replace(table, gpus=gpus)
+
+
+def _factor(logs: Sequence[float]) -> float:
+    if len(logs) < 3 or abs(mean(logs)) < _SIGNIFICANT * stdev(logs) / sqrt(len(logs)):
+        return 1.0
+    return round(exp(mean(logs)), 4)
+
+
+class ParallelCheck(NamedTuple):
+    """A measured step on four GPUs and its forecast from the program of one; ms."""
+
+    step: Step
+    forecast_ms: float
+
+    @property
+    def error(self) -> float:
+        """The error of the forecast, as a share of the measured time."""
+        return self.forecast_ms / self.step.ms - 1
+
+
+def parallel_checks(folder: Path, trace_folder: Path) -> list[ParallelCheck]:
+    """Return the measured steps on four GPUs with their forecasts.
+
+    With data parallelism each GPU runs its share of the batch, and the gradients are reduced afterwards: nothing
+    of the reduction is hidden. In a pipeline with one micro-batch the GPUs run one after the other. Tensor
+    parallelism is another program.
+    """
+    found = []
+    for step in neusight.steps(folder):
+        if step.model in MODELS and step.parallel in ("dp4", "pp4_1"):
+            table = _left_out(folder, trace_folder, step.model)
+            split = step.parallel == "dp4"
+            one = step._replace(batch=step.batch // _GPUS if split else step.batch)
+            ns = _forecast(folder, one, table, today=False).ns
+            moved = 2 * (_GPUS - 1) / _GPUS * parameter_bytes(folder, step.model) if split else 0.0
+            found.append(ParallelCheck(step, ns / 1e6 + 1e3 * moved / _NVLINK))
+    return found
+
+
+def trace_checks(folder: Path, trace_folder: Path) -> list[TraceCheck]:
+    """Return the traces with the forecasts of their operators."""
+    found = []
+    for name in traces.TRACES:
+        table = table_of(build(folder, trace_folder, without=name))
+        measured = forecast = off = 0.0
+        for each in traces.operators(trace_folder / f"{name}.json.gz"):
+            ns = operator_time(each.operation, GPUS["h100"], table).ns
+            measured += each.ns * each.calls
+            forecast += ns * each.calls
+            off += abs(ns - each.ns) * each.calls
+        found.append(TraceCheck(name, measured, forecast, off))
+    return found
+
+
+@lru_cache
+def _steps(folder: Path) -> list[Step]:
+    """Return the measured steps on one GPU of the models that have a program."""
+    return [step for step in neusight.steps(folder) if step.parallel == "single" and step.model in MODELS]
+
+
+def _forecast(folder: Path, step: Step, table: Table, today: bool) -> StepTime:
+    sequence = calls(folder, step.model, step.sequence, step.batch, step.kind == "train", today)
+    return step_time(sequence, GPUS[step.gpu], table)
