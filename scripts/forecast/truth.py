@@ -44,17 +44,22 @@ class Check(NamedTuple):
 
 
 class TraceCheck(NamedTuple):
-    """The GPU time of a trace's operators and its forecast by a table that holds nothing of the trace; ns."""
+    """The GPU time of a trace's operators, its forecast without the trace, and the sum of the operators' errors; ns."""
 
     name: str
     measured_ns: float
     forecast_ns: float
-    off_ns: float  # the sum of what each operator is off, without regard to its sign
+    off_ns: float
 
     @property
     def error(self) -> float:
         """The error of the forecast, as a share of the measured time."""
         return self.forecast_ns / self.measured_ns - 1
+
+    @property
+    def off(self) -> float:
+        """What each operator is off, without regard to its sign, as a share of the measured time."""
+        return self.off_ns / self.measured_ns
 
 
 def checks(folder: Path, trace_folder: Path, today: bool) -> list[Check]:

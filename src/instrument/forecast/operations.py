@@ -104,6 +104,7 @@ _FAMILIES = {
 }  # fmt: skip
 _WRITES_ONLY = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_"))
 _BY_ROW = ("softmax", "layer norm")
+_MANY = ("_foreach_", "_fused_")  # operators over lists of tensors, as of optimizers
 _BY_ELEMENT = (
     "copy",
     "broadcast",
@@ -229,6 +230,8 @@ def _memory_bound(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]
         types = inputs[0].type, results[0].type
         vectorized = types[0] == types[1] or types in (("fp32", "bf16"), ("fp32", "fp16"))
         return "element-wise" if vectorized else "copy"
+    if name.startswith(_MANY):
+        return "element-wise"
     result = max((each.elements for each in results), default=0)
     stored = (each.bytes // BYTES.get(each.type, 4) for each in inputs)
     return "broadcast" if any(1 < each < result for each in stored) else "element-wise"

@@ -1,0 +1,70 @@
+"""`forecast_of`: the time of a step that a dry run counted, on GPUs that are not there."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..syncs.counting.counts import StepCounts
+from .gpus import Gpu
+from .recorded import step_calls
+from .steps import StepTime, prices, step_time
+from .table import Steps, Table
+
+VERSION = 1
+_ALL = 0.999  # of the GPU time
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a step takes on one GPU.
+
+    Attributes:
+        gpu: the GPU.
+        time: the time of the step, with its range.
+        regions: the time on the GPU by region, the longest first; "" is outside all regions.
+        checked: the whole steps that were measured on this GPU or one with its chip, and their errors; None if
+            there are none.
+    """
+
+    gpu: Gpu
+    time: StepTime
+    regions: dict[str, float]
+    checked: Steps | None
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether nothing was measured on this GPU, so that the time is a bound and no forecast."""
+        return self.time.bound_share > _ALL
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the forecast as a dict of JSON values; while ``version`` is 1, keys are only added."""
+        return {
+            "version": VERSION,
+            "gpu": self.gpu.name,
+            "how": "bound" if self.is_bound else "forecast",
+            **asdict(self.time),
+            "regions": self.regions,
+            "checked": asdict(self.checked) if self.checked else None,
+        }
+
+
+def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table) -> list[Forecast]:
+    """Return what a step takes on each of some GPUs."""
+    calls = step_calls(step.span)
+    found = []
+    for gpu in gpus:
+        known = gpu.name if gpu.name in table.gpus else gpu.like
+        checked = table.gpus[known].steps if known is not None and known in table.gpus else None
+        priced = prices(calls, gpu, table)
+        regions: dict[str, float] = defaultdict(float)
+        for call, (_, place) in zip(calls, step.span, strict=True):
+            if call.operation is not None:
+                regions[" > ".join(place.region)] += priced[call.operation].ns * (
+                    checked.factor if checked else 1.0
+                )
+        longest = dict(sorted(regions.items(), key=lambda item: -item[1]))
+        found.append(Forecast(gpu, step_time(calls, gpu, table), longest, checked))
+    return found
