@@ -13,14 +13,13 @@ import gzip
 import json
 import re
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from instrument.explain.metrics.operator_work import tile_of
-from instrument.forecast.ideal import Tile
+from instrument.forecast.content import Measured
 from instrument.forecast.operations import Operation, Tensor, matmul, operation_of
 
 SOURCE = (
@@ -34,19 +33,9 @@ _READS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 _OVERHEAD = 0.0095  # ms: above, an operator launched a kernel
 
 
-class Measured(NamedTuple):
-    """An operator that was measured alone; the tile is that of a matmul kernel."""
-
-    gpu: str
-    operation: Operation
-    ns: float
-    tile: Tile | None = None
-
-
 class Sum(NamedTuple):
     """Operators of a model that were measured together, such as both matmuls of a backward pass."""
 
-    gpu: str
     operations: tuple[Operation, ...]
     ns: float
 
@@ -76,23 +65,23 @@ def steps(folder: Path) -> list[Step]:
     ]  # fmt: skip
 
 
-def operators(folder: Path) -> Iterator[Measured]:
-    """Yield the operators that were measured alone."""
+def operators(folder: Path) -> Iterator[tuple[str, Measured]]:
+    """Yield the operators that were measured alone, with their GPU."""
     for family, file in (("batched matmul", "bmm"), ("linear", "linear")):
         for row in _rows(folder / "operators" / f"{file}.csv.gz"):
             batch, rows, sums, columns = (int(row[name]) for name in "BMNK")
             operation = matmul(family, "fp32", batch, rows, columns, sums)
-            yield Measured(DEVICES[row["device"]], operation, _ns(row), tile_of(row["kernel"]))
+            yield DEVICES[row["device"]], Measured(operation, _ns(row), tile_of(row["kernel"]))
     for family, file in (("element-wise", "elem"), ("softmax", "softmax"), ("layer norm", "ln")):
         for row in _rows(folder / "operators" / f"{file}.csv.gz"):
             elements = int(row["B"]) * int(row["H"])
             moved = 4 * elements * (_READS.get(row["operator"], 1) + 1)
             width = 0 if family == "element-wise" else int(row["H"])
-            yield Measured(DEVICES[row["device"]], Operation(family, "fp32", 0, moved, (width,)), _ns(row))
+            yield DEVICES[row["device"]], Measured(Operation(family, "fp32", 0, moved, (width,)), _ns(row))
 
 
-def model_operators(folder: Path, without: str | None = None) -> Iterator[Sum]:
-    """Yield the operators of the models that were measured in place, but those of one model.
+def model_operators(folder: Path, without: str | None = None) -> Iterator[tuple[str, Sum]]:
+    """Yield the operators of the models that were measured in place, with their GPU, but those of one model.
 
     What a call without a kernel took is subtracted: the files have the time between two events on the host's side.
     """
@@ -106,7 +95,7 @@ def model_operators(folder: Path, without: str | None = None) -> Iterator[Sum]:
             forward, backward = _passes(row)
             for operations, column in ((forward, "forward_ms"), (backward, "backward_ms")):
                 if operations and float(row[column]) > max(_OVERHEAD, 1.5 * idle):
-                    yield Sum(DEVICES[device], tuple(operations), 1e6 * (float(row[column]) - idle))
+                    yield DEVICES[device], Sum(tuple(operations), 1e6 * (float(row[column]) - idle))
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -192,11 +181,3 @@ def _moved(name: str, inputs: list[Tensor], result: tuple[int, ...]) -> list[Ope
         results.append(Tensor(result, None, "bool"))
     operation = operation_of(name, inputs, results) if inputs else None
     return [operation] if operation else []
-
-
-def by_gpu(measured: Iterator[Any]) -> dict[str, list[Any]]:
-    """Return measurements by GPU."""
-    result = defaultdict(list)
-    for each in measured:
-        result[each.gpu].append(each)
-    return dict(result)

@@ -23,6 +23,7 @@ SOURCE = (
     "AMD-AGI/TraceLens (https://github.com/AMD-AGI/TraceLens, MIT), tests/traces/h100: torch.profiler's traces of "
     "BERT-small, Qwen1.5-0.5B and OWLv2-large in BF16"
 )
+GPU = "h100"
 TRACES = ("tl_h100_bert_small", "tl_h100_qwen05b", "tl_h100_owlv2")
 
 _TYPES = {

@@ -44,7 +44,7 @@ class Check(NamedTuple):
 
 
 class TraceCheck(NamedTuple):
-    """The GPU time of a trace's operators, its forecast without the trace, and the sum of the operators' errors; ns."""
+    """The GPU time of a trace, its forecast without the trace, and the sum of the operators' errors; ns."""
 
     name: str
     measured_ns: float

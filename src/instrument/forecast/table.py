@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -105,12 +106,16 @@ def read_table(path: Path = PACKAGED) -> Table:
     """Return a table from its file.
 
     Raises:
+        OSError: it cannot be read.
         ValueError: it is not such a table, or one of another version.
     """
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a table of measured operators of format {_FORMAT}")
-    return table_of(data)
+    try:
+        data = json.loads(gzip.decompress(path.read_bytes()))
+        if data["format"] == _FORMAT:
+            return table_of(data)
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is not a table of measured operators of format {_FORMAT}")
 
 
 @lru_cache(1)
