@@ -98,7 +98,8 @@ def test_attention_has_heads_before_or_after_the_length() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "kind", "expected"),
-    [((1, 8, 64, 64), "bf16", 8), ((1, 8, 30522, 512), "bf16", 2), ((1, 8, 7, 64), "fp16", 1), ((1, 8, 7, 7), "fp32", 8)],
+    [((1, 8, 64, 64), "bf16", 8), ((1, 8, 30522, 512), "bf16", 2), ((1, 8, 7, 64), "fp16", 1),
+     ((1, 8, 7, 7), "fp32", 8)],
 )  # fmt: skip
 def test_alignment(sizes: tuple[int, ...], kind: str, expected: int) -> None:
     """16-bit elements are loaded 8 at once only if columns and sums are multiples of 8."""

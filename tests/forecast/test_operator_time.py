@@ -125,5 +125,5 @@ def test_16_bits_are_faster_than_32() -> None:
 
 def test_unknown_gpu() -> None:
     """The error says what there is."""
-    with pytest.raises(ValueError, match="must be one of h100, h200, .*: 'p100'"):
+    with pytest.raises(ValueError, match=r"must be one of h100, h200, .*: 'p100'"):
         gpu_named("p100")

@@ -43,7 +43,7 @@ def training_step() -> None:
 
 
 def test_the_matmuls_of_a_training_step() -> None:
-    """A layer with a bias is one linear; the other one and the backward passes are matmuls; dropout is one kernel."""
+    """A layer with a bias is a linear; the other and the backward passes are matmuls; dropout is one kernel."""
     found = families(step_calls(counted(training_step).span))
     assert found["linear"] == 1
     assert found["matmul"] == 1 + 3  # the first layer's input needs no gradient

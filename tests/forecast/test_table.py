@@ -21,7 +21,7 @@ def test_the_packaged_table_is_small_and_names_its_source() -> None:
 
 
 def test_the_packaged_table_states_errors() -> None:
-    """Every family has an error between nothing and half, attention with its two measurements too; so have steps."""
+    """Every family has an error between nothing and half, and so have whole steps."""
     for name, gpu in packaged_table().gpus.items():
         assert name in GPUS
         assert gpu.steps is not None
