@@ -39,6 +39,7 @@ CONTENTS = {
         "traces",
         "diagnose",
         "what-if",
+        "forecast",
         "compare",
         "slim",
         "doctor",

@@ -58,6 +58,6 @@ def gpu_named(name: str) -> Gpu:
         ValueError: there is none.
     """
     try:
-        return GPUS[name.lower()]
+        return GPUS[name.lower().replace("a100-80", "a100")]
     except KeyError:
         raise ValueError(f'"gpu" must be one of {", ".join(GPUS)}: {name!r}') from None
