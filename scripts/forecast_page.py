@@ -20,12 +20,12 @@ from .forecast.truth import Check, ParallelCheck, TraceCheck, checks, parallel_c
 PAGE = Path(__file__).parent.parent / "docs" / "forecast.md"
 _HEAD = """# Forecast
 
-How long a training step takes on a GPU that is not there: each operator of a [dry run](dry-run.md) gets a time, and
-a step is what one CPU and one GPU need for them in their order. A forecast always comes with its error, which this
-page measures.
+How long a training step takes on a GPU that is not there: each operator of a [dry run](dry-run.md) gets a time,
+and a step is what one CPU and one GPU need for them in their order. A forecast always comes with its error, which
+this page measures.
 
 ```
-$ instrument forecast --gpu h100,a100,mi300x train.py -- --batch-size 4
+$ instrument forecast --gpu h100,a100,mi300x -- train.py --batch-size 4
 gpu             step  range                   bound by
 h100          705 ms  623 ms to 789 ms        GPU
 a100          1.86 s  1.61 s to 2.11 s        GPU

@@ -33,6 +33,7 @@ class _Script(WithArguments):
         if after:
             args = [*args[:at], *after] if after[0] == MODULE else [*args[:at], after[0], "--", *after[1:]]
         return super().parse_args(ctx, args)
+from .scripts import ScriptCommand, arguments_of, exit_at_once, program_of, reserve_stdout
 
 
 def check(
@@ -70,6 +71,8 @@ def check(
         step_on = check_step_on(step_on)
         program, function = parse_script(script)
     out = reserve_stdout() if as_format != "terminal" else sys.stdout
+    program, function = program_of(script)
+    out = reserve_stdout() if as_json else sys.stdout
 
     def conclude(report: DryRunReport) -> int:
         """Compare or write, and print; return the exit code."""
@@ -84,6 +87,9 @@ def check(
         report = dry_run_file(
             program, function, fake=fake, args=arguments_of(ctx), steps=steps, time_limit=time_limit,
             step_on=step_on, on_caught_stop=lambda report: exit_at_once(lambda: conclude(report), out),
+            program, function, fake=fake, args=arguments_of(ctx), steps=steps,
+            time_limit=time_limit, step_on=check_step_on(step_on),
+            on_caught_stop=lambda stopped: exit_at_once(lambda: conclude(stopped), out),
         )  # fmt: skip
     if code := conclude(report):
         raise typer.Exit(code)
@@ -234,3 +240,4 @@ def as_dict(report: DryRunReport, checked: Checked) -> dict[str, Any]:
 
 
 subcommand = cli.subcommand_of(check, _Script)
+subcommand = cli.subcommand_of(check, ScriptCommand)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TextIO
 
 import typer
@@ -30,6 +31,24 @@ class WithArguments(cli.Command):
             rest = rest[1:] if rest[:1] == ["--"] else rest
         ctx.meta[_ARGUMENTS] = rest
         return super().parse_args(ctx, own)
+
+
+class ScriptCommand(WithArguments):
+    """A command whose script, with its arguments, follows ``--``."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        """Set the script and its arguments aside."""
+        if "--" in args:
+            at = args.index("--")
+            args = [*args[:at], *args[at + 1 : at + 2], "--", *args[at + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+def program_of(target: str) -> tuple[Path | str, str | None]:
+    """Return the script, or the name of the module, that a target is, and the function of it, if any."""
+    file, _, function = target.rpartition("::") if "::" in target else (target, "", "")
+    module = file.removeprefix(f"{MODULE} ") if file.startswith(f"{MODULE} ") else None
+    return module or Path(file), function or None
 
 
 def arguments_of(ctx: typer.Context) -> list[str]:
