@@ -62,6 +62,12 @@ up in squares, and that of whole steps on this GPU.
 What is not in it: copies between the CPU and the GPU, communication that hides behind other work, the host's data
 loading, and clocks that fall when the GPU is hot.
 
+## A table of your own
+
+On a machine with a GPU of the list, `instrument calibrate table.json.gz` measures about 370 operators in FP32 and
+BF16 in two minutes at most, and `instrument forecast --table table.json.gz` uses them. It has no whole steps, so that
+the range of its forecasts takes 15 % for their error. Nothing else may use the GPU meanwhile.
+
 <!-- Made by python -m scripts.forecast_page; tests/forecast/test_page.py compares the table of operators. -->
 """
 

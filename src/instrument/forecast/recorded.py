@@ -42,6 +42,10 @@ def _step_call(call: Call) -> StepCall:
     return StepCall(operation_of(call.name, inputs, results), waits)
 
 
+def type_name(dtype: torch.dtype) -> str:
+    """Return a type as `Tensor` names it."""
+    return _TYPES.get(dtype) or str(dtype).removeprefix("torch.")
+
+
 def _tensor(info: TensorInfo) -> Tensor:
-    kind = _TYPES.get(info.dtype) or str(info.dtype).removeprefix("torch.")
-    return Tensor(info.shape, info.stride, kind)
+    return Tensor(info.shape, info.stride, type_name(info.dtype))

@@ -34,6 +34,7 @@ SUBCOMMANDS = {
     "check": "Count what a step of a script does on a GPU: kernels, operations, bytes, copies; no GPU is needed.",
     "bisect": "Find the commit that moved a number of instrument check.",
     "forecast": "Forecast how long a step takes on GPUs that are not there, with the error of the forecast.",
+    "calibrate": "Measure operators on the GPU of this machine, and write a table for forecasts.",
     "doctor": "Check what is installed, what each profiler records here, and whether ranges arrive in its output.",
 }
 """The commands in the order of the help, each with the first sentence of its docstring."""
