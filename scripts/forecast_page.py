@@ -59,14 +59,17 @@ speed that the same operators had alone, and at full speed in the others. There,
 The range is twice the mean error to both sides: that of each family, weighted by its share of the step and added
 up in squares, and that of whole steps on this GPU.
 
+Where the CPU bounds the step, the range is half of its time: it takes 10 us for each operator that launches a
+kernel, as in traces, but no step of that kind was measured without a profiler.
+
 What is not in it: copies between the CPU and the GPU, communication that hides behind other work, the host's data
 loading, and clocks that fall when the GPU is hot.
 
 ## A table of your own
 
 On a machine with a GPU of the list, `instrument calibrate table.json.gz` measures about 370 operators in FP32 and
-BF16 in two minutes at most, and `instrument forecast --table table.json.gz` uses them. It has no whole steps, so that
-the range of its forecasts takes 15 % for their error. Nothing else may use the GPU meanwhile.
+BF16 in two minutes at most, and `instrument forecast --table table.json.gz` uses them. It has no whole steps, so
+that the range of its forecasts takes 15 % for their error. Nothing else may use the GPU meanwhile.
 
 <!-- Made by python -m scripts.forecast_page; tests/forecast/test_page.py compares the table of operators. -->
 """

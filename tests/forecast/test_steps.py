@@ -29,7 +29,7 @@ def test_short_operators_are_bound_by_the_cpu() -> None:
     found = step_time([StepCall(SHORT), VIEW] * 1000, H100, table("h100"))
     assert found.limit == "cpu"
     assert found.ns == pytest.approx(1000 * (LAUNCH_NS + VIEW_NS), rel=0.01)
-    assert found.least_ns >= found.cpu_ns
+    assert found.least_ns == pytest.approx(found.ns / 2, rel=0.02)  # other hosts are slower or faster
 
 
 def test_a_wait_stops_the_cpu_from_running_ahead() -> None:
