@@ -16,8 +16,8 @@ from .table import Table
 LAUNCH_NS = 10_000
 """What the CPU takes for an operator that launches a kernel.
 
-Of eight recorded traces, a tenth of the launches follow the one before within 6 to 31 us, 12 us in the median, with a
-profiler running; the other launches wait for something else.
+Of eight recorded traces, a tenth of the launches follow the one before within 6 to 31 us, 12 us in the median,
+with a profiler running; the other launches wait for something else.
 """
 
 VIEW_NS = 2_000
