@@ -91,6 +91,18 @@ def test_the_same_chip_with_another_memory() -> None:
     assert ns(moving, "a100-40") / ns(moving, "a100") == pytest.approx(big / small, rel=0.02)
 
 
+def test_the_same_chip_is_less_certain() -> None:
+    """What was measured on one is interpolated on the other, with twice the error."""
+    operation = element_wise(BYTES[2])
+    found = operator_time(operation, GPUS["a100-40"], table("a100"))
+    assert (found.how, found.error) == ("interpolated", 0.06)
+
+
+def test_misaligned_where_no_16_bit_type_was_measured() -> None:
+    """Then the matmul is a bound like any other."""
+    assert operator_time(matmul("matmul", "bf16", 1, 64, 63, 65), GPUS["l4"], packaged_table()).how == "bound"
+
+
 def test_larger_operators_take_longer() -> None:
     """Times grow with each of the sizes, in the table that ships."""
     for gpu in packaged_table().gpus:

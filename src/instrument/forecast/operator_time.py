@@ -13,6 +13,9 @@ from .operations import FULLY_ALIGNED, MATMULS, Operation, alignment, matmul
 from .table import MatmulKernels, Table
 
 How = Literal["measured", "interpolated", "bound"]
+OTHER_MEMORY = 2.0
+"""By how much errors are larger on a GPU of which only one with the same chip and another memory was measured."""
+
 _ASSUMED = 0.5  # the error of what was assumed and not measured
 _FAR = 2.0  # doublings of sizes, beyond which the error grows with the distance
 
@@ -37,11 +40,19 @@ def operator_time(operation: Operation, gpu: Gpu, table: Table) -> OperatorTime:
     """Return how long an operation takes on a GPU.
 
     A family or size that was measured on other GPUs alone is as efficient as there, with the error of a GPU that
-    is left out. A GPU that was not measured at all has the efficiency of the one with the same chip, if any.
+    is left out. A GPU that was not measured at all has the efficiency of the one with the same chip, if any, and
+    twice its error.
     """
     known = gpu.name if gpu.name in table.gpus else gpu.like
     if known is None or known not in table.gpus:
         return OperatorTime(bound_ns(operation, gpu), None, "bound")
+    time = _time(operation, gpu, known, table)
+    if known == gpu.name or time.error is None:
+        return time
+    return OperatorTime(time.ns, OTHER_MEMORY * time.error, "interpolated")
+
+
+def _time(operation: Operation, gpu: Gpu, known: str, table: Table) -> OperatorTime:
     kernels = table.gpus[known].kernels.get(operation.type)
     if operation.family == "matmul" and kernels is not None:
         return _matmul(operation, gpu, known, table, kernels)
@@ -49,7 +60,11 @@ def operator_time(operation: Operation, gpu: Gpu, table: Table) -> OperatorTime:
     own = _from(measured, operation, gpu) if measured is not None else None
     if own is not None and own.distance <= _FAR:
         return own.time
-    if operation.family in MATMULS and alignment(operation.sizes, operation.type) < FULLY_ALIGNED:
+    if (
+        own is not None
+        and operation.family in MATMULS
+        and alignment(operation.sizes, operation.type) < FULLY_ALIGNED
+    ):
         return _misaligned(operation, gpu, known, table)
     borrowed = _borrowed(operation, gpu, known, table)
     if borrowed is not None and (own is None or borrowed.distance < own.distance):

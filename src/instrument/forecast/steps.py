@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from .gpus import Gpu
 from .operations import Operation
-from .operator_time import OperatorTime, operator_time
+from .operator_time import OTHER_MEMORY, OperatorTime, operator_time
 from .table import Table
 
 LAUNCH_NS = 10_000
@@ -90,7 +90,8 @@ def step_time(calls: Sequence[StepCall], gpu: Gpu, table: Table) -> StepTime:
             else:
                 spread[call.operation.family] += time.ns * factor * time.error
     gpu_ns = sum(by_family.values())
-    error = _RANGE * hypot(*spread.values(), gpu_ns * (whole.error if whole else _STEP_ERROR))
+    whole_error = whole.error * (1.0 if known == gpu.name else OTHER_MEMORY) if whole else _STEP_ERROR
+    error = _RANGE * hypot(*spread.values(), gpu_ns * whole_error)
     limit: Literal["gpu", "cpu"] = "gpu" if gpu_ns >= cpu else "cpu"
     host = _HOSTS * cpu if limit == "cpu" else 0.0
     return StepTime(
