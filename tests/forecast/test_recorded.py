@@ -15,7 +15,7 @@ from instrument.forecast.recorded import step_calls
 from instrument.forecast.steps import StepCall
 from instrument.forecast.table import packaged_table
 from instrument.forecast.text import lines
-from instrument.syncs.counting.counts import StepCounts
+from instrument.syncs.counting.step_counts import StepCounts
 
 WIDTH, ROWS = 256, 64
 

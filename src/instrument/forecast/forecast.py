@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..syncs.counting.counts import StepCounts
+from ..syncs.counting.step_counts import StepCounts
 from .gpus import Gpu
 from .recorded import step_calls
 from .steps import StepTime, prices, step_time
