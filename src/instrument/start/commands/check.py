@@ -12,7 +12,7 @@ import typer
 
 from ...base.units import counted
 from .. import cli
-from .scripts import MODULE, WithArguments, arguments_of, exit_at_once, exit_code_of_signal, reserve_stdout
+from .scripts import ScriptCommand, arguments_of, exit_at_once, exit_code_of_signal, program_of, reserve_stdout
 
 if TYPE_CHECKING:
     from ...explain.contract.numbers import Numbers
@@ -21,19 +21,6 @@ if TYPE_CHECKING:
     from ...syncs.dryrun.run import DryRunReport
 
 Format = Literal["terminal", "markdown", "sarif", "json"]
-
-
-class _Script(WithArguments):
-    """A command whose script, with its arguments, follows ``--``."""
-
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
-        """Set the script and its arguments aside."""
-        at = args.index("--") if "--" in args else len(args)
-        after = args[at + 1 :]
-        if after:
-            args = [*args[:at], *after] if after[0] == MODULE else [*args[:at], after[0], "--", *after[1:]]
-        return super().parse_args(ctx, args)
-from .scripts import ScriptCommand, arguments_of, exit_at_once, program_of, reserve_stdout
 
 
 def check(
@@ -69,10 +56,8 @@ def check(
     with cli.errors_reported(unreadable=2):
         held = Held(baseline, regions, update)
         step_on = check_step_on(step_on)
-        program, function = parse_script(script)
+        program, function = program_of(script)
     out = reserve_stdout() if as_format != "terminal" else sys.stdout
-    program, function = program_of(script)
-    out = reserve_stdout() if as_json else sys.stdout
 
     def conclude(report: DryRunReport) -> int:
         """Compare or write, and print; return the exit code."""
@@ -87,28 +72,9 @@ def check(
         report = dry_run_file(
             program, function, fake=fake, args=arguments_of(ctx), steps=steps, time_limit=time_limit,
             step_on=step_on, on_caught_stop=lambda report: exit_at_once(lambda: conclude(report), out),
-            program, function, fake=fake, args=arguments_of(ctx), steps=steps,
-            time_limit=time_limit, step_on=check_step_on(step_on),
-            on_caught_stop=lambda stopped: exit_at_once(lambda: conclude(stopped), out),
         )  # fmt: skip
     if code := conclude(report):
         raise typer.Exit(code)
-
-
-def parse_script(script: str) -> tuple[Path | str, str | None]:
-    """Return the file, or the name of a module, and the function of the file.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if script.startswith(f"{MODULE} "):
-        return script.removeprefix(f"{MODULE} "), None
-    file, _, function = script.rpartition("::")
-    if file and not Path(script).is_file():
-        return Path(file), function
-    if not script.endswith(".py"):
-        raise ValueError(f"it is neither a script (train.py), nor train.py::FUNCTION, nor -m MODULE: {script}")
-    return Path(script), None
 
 
 class Held:
@@ -239,5 +205,4 @@ def as_dict(report: DryRunReport, checked: Checked) -> dict[str, Any]:
     }
 
 
-subcommand = cli.subcommand_of(check, _Script)
 subcommand = cli.subcommand_of(check, ScriptCommand)

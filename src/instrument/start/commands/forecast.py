@@ -49,7 +49,7 @@ def forecast(
         gpus = [gpu_named(name.strip()) for name in gpu.split(",")]
         measured = packaged_table() if table is None else read_table(table)
         step_on = check_step_on(step_on)
-    program, function = program_of(script)
+        program, function = program_of(script)
     out = reserve_stdout() if as_json else sys.stdout
 
     def conclude(report: DryRunReport) -> int:

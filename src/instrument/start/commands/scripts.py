@@ -38,17 +38,27 @@ class ScriptCommand(WithArguments):
 
     def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
         """Set the script and its arguments aside."""
-        if "--" in args:
-            at = args.index("--")
-            args = [*args[:at], *args[at + 1 : at + 2], "--", *args[at + 2 :]]
+        at = args.index("--") if "--" in args else len(args)
+        after = args[at + 1 :]
+        if after:
+            args = [*args[:at], *after] if after[0] == MODULE else [*args[:at], after[0], "--", *after[1:]]
         return super().parse_args(ctx, args)
 
 
-def program_of(target: str) -> tuple[Path | str, str | None]:
-    """Return the script, or the name of the module, that a target is, and the function of it, if any."""
-    file, _, function = target.rpartition("::") if "::" in target else (target, "", "")
-    module = file.removeprefix(f"{MODULE} ") if file.startswith(f"{MODULE} ") else None
-    return module or Path(file), function or None
+def program_of(script: str) -> tuple[Path | str, str | None]:
+    """Return the file, or the name of a module, and the function of the file.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if script.startswith(f"{MODULE} "):
+        return script.removeprefix(f"{MODULE} "), None
+    file, _, function = script.rpartition("::")
+    if file and not Path(script).is_file():
+        return Path(file), function
+    if not script.endswith(".py"):
+        raise ValueError(f"it is neither a script (train.py), nor train.py::FUNCTION, nor -m MODULE: {script}")
+    return Path(script), None
 
 
 def arguments_of(ctx: typer.Context) -> list[str]:
