@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.corpus, pytest.mark.skipif(torch.cuda.is_available(), 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast(dtype: torch.dtype) -> None:
-    """Autocast is enabled for the GPU and does not synchronize; the report says that it changes no dtypes."""
+    """Autocast is enabled for the GPU and does not synchronize."""
     seen = []
 
     def step() -> None:
@@ -36,11 +36,10 @@ def test_autocast(dtype: torch.dtype) -> None:
     assert [] == waits(step)
     assert [(True, dtype)] == seen
     assert not torch.is_autocast_enabled("cuda")
-    assert "autocast changed no types" in " ".join(ran(step).coverage)
 
 
 def test_autocast_of_a_cache_in_half_precision() -> None:
-    """A step that relies on autocast's dtypes ends early, which is a finding at its line."""
+    """A step that relies on autocast's dtypes runs."""
 
     def step() -> None:
         model, cache = nn.Linear(4, 2, device="cuda"), gpu(5, 2).bfloat16()
@@ -48,9 +47,7 @@ def test_autocast_of_a_cache_in_half_precision() -> None:
             cache[torch.arange(3, device="cuda")] = model(gpu(3, 4)).detach()
 
     report = dry_run(step)
-    (note,) = report.not_covered
-    assert isinstance(report.error, RuntimeError)
-    assert note.site.code.startswith("cache[")
+    assert (report.error, report.not_covered) == (None, [])
 
 
 @pytest.mark.parametrize("clipped", [False, True])

@@ -94,15 +94,16 @@ class Places:
 
     Args:
         path: returns the names of the regions that are open on this thread.
+        on_model: called with each module before its first call, unless a module around it was called before.
 
     Attributes:
         places: the distinct places.
     """
 
-    def __init__(self, path: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(self, path: Callable[[], tuple[str, ...]], on_model: Callable[[Any], None]) -> None:
         self.places: list[Place] = []
         self._path = path
-        self._names = _ModuleNames()
+        self._names = _ModuleNames(on_model)
         self._codes = _Codes()
         self._index_of: dict[Place, int] = {}
         self._index_by_key: dict[tuple[Any, ...], int] = {}
@@ -255,7 +256,8 @@ class _Codes:
 class _ModuleNames:
     """The paths of modules: from the outermost one that the program calls, which has the name of its class."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_model: Callable[[Any], None]) -> None:
+        self._on_model = on_model
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def path(self, module: Any, outer: str) -> str:
@@ -263,6 +265,7 @@ class _ModuleNames:
         known = self._known.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
+        self._on_model(module)
         name = type(module).__name__
         path = f"{outer}.{name}" if outer else name
         for inner, held in module.named_modules():

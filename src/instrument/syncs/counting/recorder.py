@@ -45,14 +45,21 @@ class CallRecorder:
         steps: says in which step the program is.
         path: returns the names of the regions that are open on this thread.
         memory: returns where a tensor is.
+        on_model: as in `Places`.
 
     Attributes:
         record: what was recorded so far.
     """
 
-    def __init__(self, steps: Steps, path: Callable[[], tuple[str, ...]], memory: Callable[[Any], Memory]) -> None:
+    def __init__(
+        self,
+        steps: Steps,
+        path: Callable[[], tuple[str, ...]],
+        memory: Callable[[Any], Memory],
+        on_model: Callable[[Any], None],
+    ) -> None:
         self._steps = steps
-        self._places = Places(path)
+        self._places = Places(path, on_model)
         self._memory = memory
         self.record = CallRecord(places=self._places.places)
         self._index_of: dict[tuple[Any, ...], int] = {}

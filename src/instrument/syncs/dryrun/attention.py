@@ -71,12 +71,11 @@ def _flash(mode: FunctionMode, given: dict[str, Any]) -> Any:
     if size % 8:
         q, k, v = (functional.pad(each, (0, 8 - size % 8)) for each in (q, k, v))
     dropout, causal = given["dropout_p"], given["is_causal"]
+    more = {"scale": scale, "enable_gqa": given["enable_gqa"]}  # not ``given``, which would keep the tensors
 
     def compute(tensors: Tensors) -> Any:
         q, k, v = tensors
-        return functional.scaled_dot_product_attention(
-            q, k, v, None, dropout, causal, scale=scale, enable_gqa=given["enable_gqa"]
-        )
+        return functional.scaled_dot_product_attention(q, k, v, None, dropout, causal, **more)
 
     def further(tensors: Tensors, out: Any) -> list[Any]:
         q = tensors[0]
@@ -118,14 +117,13 @@ def _efficient(mode: FunctionMode, given: dict[str, Any]) -> Any:
             length = mask.shape[-1]
             mask = functional.pad(mask, (0, 16 - length % 16))[..., :length]
         mask = mask.expand(*q.shape[:3], k.shape[2])
-    dropout, causal, scale = given["dropout_p"], given["is_causal"], given["scale"]
+    dropout, causal = given["dropout_p"], given["is_causal"]
+    more = {name: given[name] for name in ("scale", "enable_gqa")}
     logs = any(each.requires_grad for each in (q, k, v)) and torch.is_grad_enabled()
 
     def compute(tensors: Tensors) -> Any:
         q, k, v, mask = tensors
-        return functional.scaled_dot_product_attention(
-            q, k, v, mask, dropout, causal, scale=scale, enable_gqa=given["enable_gqa"]
-        )
+        return functional.scaled_dot_product_attention(q, k, v, mask, dropout, causal, **more)
 
     def further(tensors: Tensors, out: Any) -> list[Any]:
         batch, heads, length = tensors[0].shape[:3]

@@ -30,7 +30,7 @@ from torch.utils.data._utils import worker
 from ...base.patch import Patch
 from ...explain.waits.operations import FROM_GPU, FROM_PAGEABLE
 from ..counting.calls import Memory
-from . import handlers
+from . import autocast, handlers
 from .dataless import note
 from .rules import record_transfer
 from .state import PINNED, RunState, Tags, as_cuda
@@ -319,6 +319,12 @@ def _storages(state: RunState) -> Iterator[Replacement]:
             state.count_copy(source, "gpu" if up else host, source=host if up else "gpu")
         return storage
 
+    def resize_(original: Any, storage: Any, size: int) -> Any:
+        out = original(storage, size)
+        if tags.storage_device(storage) is not None:
+            state.note_memory(storage, True)
+        return out
+
     def named(original: Any, *args: Any, **kwargs: Any) -> Any:
         with state.named_call(original.__name__):
             return original(*args, **kwargs)
@@ -334,6 +340,7 @@ def _storages(state: RunState) -> Iterator[Replacement]:
     yield torch.UntypedStorage, "__new__", make_new
     yield torch.UntypedStorage, "device", device
     yield torch.UntypedStorage, "copy_", calling(copy_)
+    yield torch.UntypedStorage, "resize_", calling(resize_)
     for name in ("to", "cuda", "cpu"):
         yield torch.UntypedStorage, name, calling(named)
     yield torch, "range", calling(create)
@@ -455,6 +462,13 @@ def patched(state: RunState) -> Iterator[None]:
             log = logging.getLogger("torch._subclasses.fake_tensor")
             stack.callback(log.removeFilter, _drop_record)
             log.addFilter(_drop_record)
+        if autocast.is_supported():
+            casts = autocast.CudaAutocast(
+                state.tags, lambda cast: state.allocations.mark([cast], "casts")
+            )
+            stack.callback(casts.undo)
+            for owner, name, make in casts.replacements():
+                Patch(owner, name, make).apply_in(stack)
         register_higher_order_operators(stack)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)

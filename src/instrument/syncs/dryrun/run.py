@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
 from ...base.findings import NOT_COVERED
@@ -39,9 +40,12 @@ from ...record.stepping.follower import StepFollower
 from .. import coverage
 from ..budget import Budget
 from ..counting.counts import Counts, counts_of
+from ..counting.memory import MemoryRecord
+from ..counting.memory_use import MemoryUse, memory_use
 from ..counting.numbers import numbers_of
 from ..counting.recorder import CallRecorder
 from ..counting.regions import RegionCounter
+from .autocast import is_supported
 from .compiled import CompilerCounters
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
@@ -264,8 +268,9 @@ def _arrays(states: Iterable[Any]) -> list[Any]:
 _WITHOUT_TENSORS = ("tqdm_monitor", "instrument")  # threads whose names begin so use no tensors
 _COVERAGE = (
     "a dry run: tensors on the GPU were on the CPU, so synchronizations have no times; what libraries do "
-    "outside torch, and in their own CUDA code, was not checked; autocast changed no types"
+    "outside torch, and in their own CUDA code, was not checked"
 )
+_NO_AUTOCAST = "autocast changed no types, as this version of torch cannot be taught them"
 _FAKE = "tensors had no data: branches on values, and code that asks whether it is traced, may go the other way"
 _NOTHING_ON_GPU = (
     'nothing was on a GPU: build the model inside the step with device="cuda", '
@@ -289,15 +294,34 @@ class DryRunReport(SyncReport):
     Attributes:
         counts: operators, kernels, operations, bytes and copies of a step.
         regions: the regions of that step with their calls.
+        allocations: what takes memory on the GPU, and when.
     """
 
     counts: Counts | None = None
     regions: RegionTree | None = None
+    allocations: MemoryRecord | None = None
 
     @functools.cached_property
     def numbers(self) -> Numbers:
         """The counts of the step as integers by name, each with its places; empty without counts."""
-        return numbers_of(self.counts, self.syncs) if self.counts is not None else Numbers({})
+        return numbers_of(self.counts, self.syncs, self.memory) if self.counts is not None else Numbers({})
+
+    @functools.cached_property
+    def memory(self) -> MemoryUse | None:
+        """The memory on the GPU at its peak; None if it was not counted."""
+        if self.counts is None or self.allocations is None:
+            return None
+        return memory_use(self.allocations, self.counts.record)
+
+
+def _unwatched(function: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a function that looks at tensors without the modes, which cost 20 us a look."""
+
+    def call(value: Any) -> None:
+        with torch._C.DisableTorchFunction():
+            function(value)
+
+    return call
 
 
 class DryRun:
@@ -310,7 +334,9 @@ class DryRun:
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
         self.regions = RegionCounter(self.recorder)
         if counts:
-            self.state.calls = CallRecorder(self.recorder, path.names, self.state.memory)
+            self.state.calls = CallRecorder(
+                self.recorder, path.names, self.state.memory, _unwatched(self.state.allocations.mark_model)
+            )
         self._compiled_before = CompilerCounters()
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
@@ -376,6 +402,7 @@ class DryRun:
         self.regions.clear()
         if self.state.calls is not None:
             self.state.calls.clear()
+        self.state.allocations.forget_places()
 
     def _on_optimizer_made(self, _: Any) -> None:
         """Note that an optimizer is made: everything before belongs to no step."""
@@ -419,6 +446,8 @@ class DryRun:
         recorder.reassign_steps(lambda seen: final_counts(seen, steps, self._optimizer_was_made))
         used = self.state.tags.any_on_device or self.error is not None
         sentences = [_COVERAGE, *([_FAKE] if self.state.fake else [])]
+        if not is_supported():
+            sentences.append(_NO_AUTOCAST)
         if self._early_stop is not None and self.error is None:
             sentences.append(self._early_stop.reason)
         if self.follower.explanation is not None:
@@ -440,6 +469,7 @@ class DryRun:
                 return sum(finding.steps[step - 1] for finding in report.findings if finding.covered)
 
             compiled = self._compiled_before.until_now()
+            report.allocations = self.state.allocations.record
             report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
             report.regions = self.regions.tree(report.counts.step.step)
         return report
@@ -502,5 +532,8 @@ def _set_up(
     patches = [*run.recorder.patches(), *run.call_patches()]
     for patch in patches:
         patch.apply_in(stack)
+    mark = _unwatched(run.state.allocations.mark_optimizer)
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer))
+    stack.callback(handle.remove)
     stack.enter_context(modes(run.state))
     return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count, islice
@@ -28,6 +28,7 @@ from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
 from ..budget import Budget
 from ..counting.calls import Memory, TensorInfo
+from ..counting.memory import MemoryRecorder
 from ..counting.places import ThreadPlaces
 from ..counting.recorder import CallRecorder
 from ..listener import LiveRecorder
@@ -44,13 +45,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 class Tags:
     """The tags of one run; tags of an earlier run are ignored.
 
+    Args:
+        note_memory: is told of each storage whether it is on the GPU.
+
     Attributes:
         any_on_device: whether any tensor was on a pretended device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note_memory: Callable[[Any, bool], None]) -> None:
         self._key = f"_instrument_{next(_RUN_NUMBERS)}"
         self.any_on_device = False
+        self._note_memory = note_memory
 
     def get(self, tensor: Any) -> Any:
         """Return the device that ``tensor`` pretends to be on, `PINNED`, or None for plain memory."""
@@ -81,7 +86,9 @@ class Tags:
                 self.put([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]], tag)
                 continue
             try:
-                setattr(_storage(tensor), self._key, tag)
+                storage = _storage(tensor)
+                setattr(storage, self._key, tag)
+                self._note_memory(storage, tag is not None and tag is not PINNED)
             except (NotImplementedError, RuntimeError):
                 setattr(_tag_holder(tensor), self._key, tag)
 
@@ -97,7 +104,9 @@ class Tags:
     def put_storage(self, storage: Any, tag: Any) -> None:
         """Tag a storage of bytes."""
         self.any_on_device = True
-        setattr(getattr(storage, "_untyped_storage", storage), self._key, tag)
+        storage = getattr(storage, "_untyped_storage", storage)
+        setattr(storage, self._key, tag)
+        self._note_memory(storage, True)
 
     def first_device(self, values: Iterable[Any]) -> Any:
         """Return the device of the first tensor among ``values`` that pretends to be on one, or None."""
@@ -198,7 +207,8 @@ class RunState:
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.calls: CallRecorder | None = None
-        self.tags = Tags()
+        self.allocations = MemoryRecorder(lambda: 0 if self.calls is None else len(self.calls.record))
+        self.tags = Tags(self.note_memory)
         self._threads = _Threads()
         self.code_ran_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None
@@ -214,6 +224,13 @@ class RunState:
         """Return where ``tensor`` is on a machine with a GPU."""
         tag = self.tags.get(tensor)
         return "cpu" if tag is None else "pinned" if tag is PINNED else "gpu"
+
+    def note_memory(self, storage: Any, on_gpu: bool) -> None:
+        """Note that a storage is on the GPU now, or no longer, unless what runs stands for something else."""
+        if not on_gpu:
+            self.allocations.off_gpu(storage)
+        elif self.calls is not None and not self.thread.uncounted_depth:
+            self.allocations.on_gpu(storage)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
@@ -231,8 +248,12 @@ class RunState:
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True
     ) -> None:
         """Count an operator that the calling thread ran, or that stands for what it ran."""
-        if self.calls is not None and not self.thread.uncounted_depth:
-            self.calls.add(self.thread.places, func, args, kwargs, out, mixed=mixed)
+        if self.calls is None or self.thread.uncounted_depth:
+            return
+        for tensor in tensors(out):
+            self.allocations.on_gpu(_storage(tensor))
+        self.allocations.on_operator(func, args, kwargs, out, self.thread.call)
+        self.calls.add(self.thread.places, func, args, kwargs, out, mixed=mixed)
 
     def note_node(self) -> None:
         """Note that the autograd node that was just made belongs to the operator that is counted next."""
@@ -254,6 +275,8 @@ class RunState:
         """
         if self.calls is None or self.thread.uncounted_depth:
             return
+        if target == "gpu":
+            self.allocations.belongs_to_last = True
         if isinstance(tensor, _TENSOR):
             about = tuple(map(int, tensor.shape)), tensor.stride(), tensor.dtype
             source = source or self.memory(tensor)

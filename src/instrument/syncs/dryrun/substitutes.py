@@ -54,16 +54,15 @@ class Substitute(torch.autograd.Function):
         needed = ctx.needs_input_grad[2:]
         ctx.state, ctx.operator, ctx.count = state, operator, len(tensors)
         with state.uncounted(), torch.set_grad_enabled(any(needed)), _without_hooks():
-            ctx.given = [
-                tensor if tensor is None else tensor.detach().requires_grad_(need)
-                for tensor, need in zip(tensors, needed, strict=True)
-            ]
-            ctx.computed = operator.compute(ctx.given)
-            out = operator.layout(ctx.computed.detach(), None)
+            given = _apart(tensors, needed)
+            computed = operator.compute(given)
+            out = operator.layout(computed.detach(), None)
             further = operator.further(tensors, out)
             state.tags.put([out, *further], state.tags.first_device(tensors))
         state.count(operator.forward, operator.forward_arguments(tensors), {}, [out, *further])
-        ctx.save_for_backward(*tensors, out, *further)
+        graph: Any = torch.empty(0, device="cpu")
+        graph._instrument_graph = given, computed  # until the backward pass drops what it saved
+        ctx.save_for_backward(*tensors, out, *further, graph)
         return out
 
     @staticmethod
@@ -71,11 +70,16 @@ class Substitute(torch.autograd.Function):
         """Compute and count the backward operator."""
         state, operator, gradient = ctx.state, ctx.operator, gradients[0]
         saved = ctx.saved_tensors
-        tensors, results = saved[: ctx.count], saved[ctx.count :]
+        tensors, results, graph = saved[: ctx.count], saved[ctx.count : -1], saved[-1]
         again = torch.is_grad_enabled()  # the gradients need gradients
         with state.uncounted(), _without_hooks():
-            given = list(tensors) if again else ctx.given
-            computed = operator.compute(given) if again else ctx.computed
+            given: Any
+            computed: Any
+            given, computed = getattr(graph, "_instrument_graph", (None, None))  # hooks may have copied the tensor
+            if again or given is None:
+                given = list(tensors) if again else _apart(tensors, ctx.needs_input_grad[2:])
+                with torch.enable_grad():
+                    computed = operator.compute(given)
             inputs = tuple(tensor for tensor in given if tensor is not None and tensor.requires_grad)
             found = iter(
                 _engine_run_backward(
@@ -91,11 +95,20 @@ class Substitute(torch.autograd.Function):
         return None, None, *grads
 
 
+def _apart(tensors: Tensors, needed: Sequence[bool]) -> list[Any]:
+    """Return the tensors outside the graph that made them."""
+    return [
+        tensor if tensor is None else tensor.detach().requires_grad_(need)
+        for tensor, need in zip(tensors, needed, strict=True)
+    ]
+
+
 def _without_hooks() -> Any:
     """Keep what the program does with saved tensors from the graph of a substitute."""
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return nullcontext()
-    return saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    # A result itself, packed by its own node, would keep that node and so itself
+    return saved_tensors_hooks(torch.Tensor.detach, lambda tensor: tensor)
 
 
 def can_substitute(state: RunState) -> bool:

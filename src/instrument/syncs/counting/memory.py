@@ -1,0 +1,191 @@
+"""Records the memory that the tensors of a dry run would take on a GPU, as they come and go.
+
+An object that lives as long as the storage of a tensor is kept in the storage's attributes, so that also the end
+of a tensor that only C++ holds, such as one saved for the backward pass, is seen when it happens.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ...base.compat.autograd import in_backward
+from .cuda_memory import EXTRA
+
+_KEY = "_instrument_memory"
+_storage = torch.Tensor.untyped_storage
+
+
+class _Held:
+    """The memory of one storage; its end is that of the storage."""
+
+    __slots__ = ("events", "number", "size")
+
+    def __init__(self, events: array[int], number: int, size: int) -> None:
+        self.events = events
+        self.number = number
+        self.size = size
+
+    def __del__(self) -> None:
+        self.events.append(~self.number)
+
+
+class Gpu(NamedTuple):
+    """What of a GPU determines how much memory operators take.
+
+    Attributes:
+        multiprocessors: how many it has.
+        threads: how many each of them runs at a time.
+        workspace_bytes: what torch gives each handle of cuBLAS.
+    """
+
+    multiprocessors: int
+    threads: int
+    workspace_bytes: int
+
+
+A100 = Gpu(108, 2048, 8519680)
+H100 = Gpu(132, 2048, 1 << 25)
+
+
+class MemoryRecord:
+    """What was allocated on the GPU, in order.
+
+    Attributes:
+        events: the number of each allocation where it begins, and ``~number`` where it ends.
+        sizes: the bytes of each allocation.
+        positions: for each allocation, how many operators were recorded before.
+        kinds: what allocations are for, where that is known: "parameters", "gradients", "optimizer_state", "casts"
+            or "workspace".
+        in_place: allocations that CUDA does not make if the first or second of two others ends right after.
+    """
+
+    def __init__(self) -> None:
+        self.events = array("q")
+        self.sizes = array("q")
+        self.positions = array("i")
+        self.kinds: dict[int, str] = {}
+        self.in_place: dict[int, tuple[int, ...]] = {}
+
+
+class MemoryRecorder:
+    """Records in one run.
+
+    Args:
+        position: returns how many operators were recorded so far.
+        gpu: the GPU.
+
+    Attributes:
+        call: the function of torch that the program called; empty in the backward pass.
+        belongs_to_last: whether the next allocation belongs to the last recorded operator, as a copy to the GPU is
+            recorded before its result is known.
+    """
+
+    def __init__(self, position: Callable[[], int], gpu: Gpu = A100) -> None:
+        self.record = MemoryRecord()
+        self.gpu = gpu
+        self.call = ""
+        self.belongs_to_last = False
+        self._position = position
+        self._handles: set[bool] = set()  # of cuBLAS: one for the backward pass, and one for all else
+
+    def on_gpu(self, storage: Any) -> None:
+        """Note that the memory of ``storage`` is on the GPU."""
+        held = getattr(storage, _KEY, None)
+        size = storage.nbytes()
+        if held is None or held.size != size or held.events is not self.record.events:
+            setattr(storage, _KEY, self._allocate(size) if size else None)
+
+    def off_gpu(self, storage: Any) -> None:
+        """Note that the memory of ``storage`` is not on the GPU."""
+        if getattr(storage, _KEY, None) is not None:
+            setattr(storage, _KEY, None)
+
+    def on_operator(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, call: str) -> None:
+        """Note what an operator takes on a GPU beside its results, which `on_gpu` has noted.
+
+        Args:
+            func: the operator.
+            args: its arguments.
+            kwargs: its arguments by keyword.
+            out: its results.
+            call: the function of torch that the program called; empty in the backward pass.
+        """
+        extra = EXTRA.get(func)
+        if extra is not None:
+            self.call = call
+            extra(self, args, kwargs, out)
+
+    def temporary(self, *sizes: int) -> None:
+        """Note memory that an operator takes while it runs."""
+        held = [self._allocate(size) for size in sizes if size]
+        del held
+
+    def resize(self, tensor: torch.Tensor, size: int) -> None:
+        """Note that a result that was just made has another size on a GPU."""
+        number = self.number(tensor)
+        if number is not None:
+            self.record.sizes[number] = size
+
+    def use_cublas(self) -> None:
+        """Note a matmul: the first one of a thread takes a workspace, which stays."""
+        thread = in_backward()  # as on the GPU, where a thread of autograd runs the backward pass
+        if thread not in self._handles:
+            self._handles.add(thread)
+            record = self.record
+            record.kinds[len(record.sizes)] = "workspace"
+            record.events.append(len(record.sizes))
+            record.sizes.append(self.gpu.workspace_bytes)
+            record.positions.append(self._position())
+
+    def accumulate(self, out: torch.Tensor, *terms: torch.Tensor) -> None:
+        """Note a sum that CUDA computes in the memory of one of its terms if nothing else needs that."""
+        made, used = self.number(out), [self.number(term) for term in terms]
+        if made is not None:
+            self.record.in_place[made] = tuple(number for number in used if number is not None)
+
+    def number(self, tensor: torch.Tensor) -> int | None:
+        """Return the allocation that holds ``tensor``; None if there is none."""
+        try:
+            held = getattr(_storage(tensor), _KEY, None)
+        except (NotImplementedError, RuntimeError):  # sparse
+            return None
+        return None if held is None else held.number
+
+    def forget_places(self) -> None:
+        """Note that what was recorded so far is dropped: all that is there was there before."""
+        for number in range(len(self.record.positions)):
+            self.record.positions[number] = -1
+
+    def mark_model(self, model: torch.nn.Module) -> None:
+        """Note what the parameters, gradients and buffers of a model are for."""
+        parameters = list(model.parameters())
+        self.mark([*parameters, *model.buffers()], "parameters")
+        self.mark([each.grad for each in parameters if each.grad is not None], "gradients")
+
+    def mark_optimizer(self, optimizer: Any) -> None:
+        """Note what the parameters, gradients and state of an optimizer are for."""
+        held = [each for group in optimizer.param_groups for each in group["params"]]
+        self.mark(held, "parameters")
+        self.mark([each.grad for each in held if each.grad is not None], "gradients")
+        states = [each for state in optimizer.state.values() if isinstance(state, dict) for each in state.values()]
+        self.mark([each for each in states if isinstance(each, torch.Tensor)], "optimizer_state")
+
+    def mark(self, tensors: Sequence[Any], kind: str) -> None:
+        """Note what tensors are for; a later note replaces an earlier one."""
+        for tensor in tensors:
+            number = self.number(tensor)
+            if number is not None:
+                self.record.kinds[number] = kind
+
+    def _allocate(self, size: int) -> _Held:
+        record = self.record
+        number = len(record.sizes)
+        record.sizes.append(size)
+        record.positions.append(self._position() - self.belongs_to_last)
+        self.belongs_to_last = False
+        record.events.append(number)
+        return _Held(record.events, number, size)
