@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as budget
 from hypothesis import strategies as st
 from torch import nn
 
 from instrument import dry_run
-from instrument.syncs import coverage
+from instrument.base.config import settings
 from instrument.syncs.dryrun.run import dry_run_file, final_counts
 
 from .reports import both, finished, gpu, ops
@@ -166,7 +167,7 @@ def test_interrupted_anywhere() -> None:
         moments = [*random.Random(seed).sample(moments, 30), lines]
     for at in moments:
         interrupted(at)
-        assert not coverage.dry_run_active, at
+        assert not settings.dry_run, at
         assert not torch.cuda.is_available(), at
         assert 0 == torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack(), at
     assert {"item": 1} == ops(finished(lambda: gpu(2).sum().item()))
@@ -193,7 +194,7 @@ def test_scripts_with_modules_of_one_name(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------- steps
 
 
-@settings(max_examples=200)
+@budget(max_examples=200)
 @given(st.dictionaries(st.one_of(st.none(), st.integers(0, 6)), st.integers(1, 9)), st.booleans())
 def test_every_synchronization_is_counted_once(seen: dict[int | None, int], built: bool) -> None:
     """Each synchronization is counted in a step that exists, or in none; no count is lost."""
@@ -204,7 +205,7 @@ def test_every_synchronization_is_counted_once(seen: dict[int | None, int], buil
     assert all(waits > 0 for waits in settled.values())
 
 
-@settings(max_examples=40)
+@budget(max_examples=40)
 @given(
     steps=st.integers(1, 5), before=st.integers(0, 2), after=st.integers(0, 2), prepared=st.integers(0, 2),
     evaluated=st.integers(0, 3), exists=st.booleans(),

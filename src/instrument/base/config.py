@@ -29,6 +29,7 @@ class Settings:
             or not.
         summary: ``INSTRUMENT_SUMMARY=0``: print no summary after the last window.
         strict: ``INSTRUMENT_STRICT=1``: raise internal errors instead of containing them; for tests.
+        dry_run: a dry run is in progress: no window opens, and live detection finds nothing.
 
     ``INSTRUMENT_LOG`` chooses how events are logged, as the argument ``log`` of `configure` does.
     """
@@ -37,6 +38,7 @@ class Settings:
         self.enabled = environ.get("INSTRUMENT", "1").lower() not in _FALSE
         self.summary = environ.get("INSTRUMENT_SUMMARY", "1").lower() not in _FALSE
         self.strict = environ.get("INSTRUMENT_STRICT", "0").lower() not in ("", *_FALSE)
+        self.dry_run = False
         self.listeners: list[Callable[[], None]] = []  # called after `configure` changed something
         events.output.format = _read(environ, "INSTRUMENT_LOG", parse_log, events.output.format)
         self.emitters: str | tuple[str, ...] = _read(environ, "INSTRUMENT_EMITTERS", parse_emitters, "auto")

@@ -31,9 +31,6 @@ _ERROR_MODE = (
 )
 
 
-dry_run_active = False  # in this process: live detection finds nothing meanwhile
-
-
 def reason_unavailable() -> str | None:
     """Return why nothing can be found in this process; None if it can, or may once CUDA is initialized.
 
@@ -41,7 +38,7 @@ def reason_unavailable() -> str | None:
     """
     if not settings.enabled:
         return SWITCHED_OFF
-    if dry_run_active:
+    if settings.dry_run:
         return IN_DRY_RUN
     import torch
 

@@ -43,6 +43,7 @@ class Outcomes:
 
     Attributes:
         rank: the rank of this process; set when the run starts.
+        in_dry_run: whether the run is part of a dry run, which has nothing to record; set when it starts.
         manifest: holds the lines of the windows.
         sender: has the windows finished in another process.
     """
@@ -56,6 +57,7 @@ class Outcomes:
         driver: Driver,
     ) -> None:
         self.rank = 0
+        self.in_dry_run = False
         self._out = out
         self._windows = windows
         self._exporter = exporter.name
@@ -73,7 +75,7 @@ class Outcomes:
     @property
     def excluded(self) -> bool:
         """Whether this rank does not record."""
-        return self._ranks is not None and self.rank not in self._ranks
+        return self.in_dry_run or (self._ranks is not None and self.rank not in self._ranks)
 
     def is_chosen(self, ranks: frozenset[int] | None) -> bool:
         """Return whether this rank is among ``ranks``; None stands for those of the profile."""
@@ -82,7 +84,7 @@ class Outcomes:
     @property
     def _prints_summary(self) -> bool:
         """Whether this rank prints the summary."""
-        return self.rank == min(self._ranks or {0})
+        return not self.in_dry_run and self.rank == min(self._ranks or {0})
 
     def entry(self, window: Window, recording: Recording | None) -> dict[str, Any]:
         """Return the line of ``window``, except its status and reason."""

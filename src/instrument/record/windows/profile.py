@@ -230,7 +230,7 @@ class Profile(ScheduleFollower):
         self._first = self.step_num
         self._process = os.getpid()
         atexit.register(self._exit)
-        self._outcomes.rank = rank()
+        self._outcomes.rank, self._outcomes.in_dry_run = rank(), settings.dry_run
         if self._driver.marks_steps:
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded

@@ -218,7 +218,8 @@ class WindowRecorder:
     @property
     def _never_records(self) -> bool:
         """Whether this rank opens no window, whatever is requested."""
-        return self._outcomes.excluded and not self._schedule.open_ended
+        outcomes = self._outcomes
+        return outcomes.in_dry_run or (outcomes.excluded and not self._schedule.open_ended)
 
     def _add_requested(self, step: int) -> None:
         """Add the requested windows to the schedule, before ``step``."""

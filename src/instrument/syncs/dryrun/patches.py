@@ -463,9 +463,7 @@ def patched(state: RunState) -> Iterator[None]:
             stack.callback(log.removeFilter, _drop_record)
             log.addFilter(_drop_record)
         if autocast.is_supported():
-            casts = autocast.CudaAutocast(
-                state.tags, lambda cast: state.allocations.mark([cast], "casts")
-            )
+            casts = autocast.CudaAutocast(state.tags, lambda cast: state.allocations.mark([cast], "casts"))
             stack.callback(casts.undo)
             for owner, name, make in casts.replacements():
                 Patch(owner, name, make).apply_in(stack)

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ...base.config import settings
 from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
 from ...base.findings import NOT_COVERED
 from ...base.guard import uninterrupted
@@ -37,7 +38,6 @@ from ...record.modules.optimizers import live_optimizers, parameter_ids, paramet
 from ...record.regions import dispatch
 from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
-from .. import coverage
 from ..budget import Budget
 from ..counting.counts import Counts, counts_of
 from ..counting.memory import MemoryRecord
@@ -497,7 +497,7 @@ def dry_run_context(
     fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None, counts: bool = True
 ) -> Iterator[DryRun]:
     """Install the pretended GPU, and watch the block."""
-    if coverage.dry_run_active:
+    if settings.dry_run:
         raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()
     try:
@@ -516,8 +516,8 @@ def _set_up(
     stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool
 ) -> DryRun:
     # Each callback comes before the change that it undoes: an interrupt may come in between.
-    stack.callback(setattr, coverage, "dry_run_active", False)
-    coverage.dry_run_active = True
+    stack.callback(setattr, settings, "dry_run", False)
+    settings.dry_run = True
     path = RegionPath(lambda opened: run.note_region(opened))
     run = DryRun(path, fake, budget, script, step_on, counts)
     stack.callback(dispatch.active.remove, path)
