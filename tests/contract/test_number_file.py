@@ -220,4 +220,6 @@ def test_limits(code: Path) -> None:
         found.over({"sort": 0})
     with pytest.raises(TypeError, match='"syncs" must be a number: True'):
         found.assert_max(syncs=True)
-    assert Numbers.from_dict(found.to_dict()).numbers == found.numbers
+    again = Numbers.from_dict(found.to_dict())
+    assert NumberFile.of(again) == NumberFile.of(found)
+    assert again.over({"peak_bytes": 0}) == found.over({"peak_bytes": 0})

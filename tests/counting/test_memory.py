@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from instrument.syncs.counting.memory import A100, H100
+from instrument.syncs.counting.cuda_memory import A100, H100
 from instrument.syncs.counting.memory_use import MemoryUse
 from instrument.syncs.counting.reductions import shared_bytes
 from instrument.syncs.dryrun.largest_batch import largest_batch, memory_of_step

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from instrument.syncs.counting.memory import H100
+from instrument.syncs.counting.cuda_memory import H100
 from instrument.syncs.dryrun.largest_batch import largest_batch, memory_of_step
 from tests import simgpu
 from tests.counting.programs import PROGRAMS, run

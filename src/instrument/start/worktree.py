@@ -126,13 +126,17 @@ class Worktree:
         """Run Python, with this interpreter, in the copy of the current folder.
 
         Args:
-            command: the arguments of Python; paths into the repository become those into the copy.
+            command: the arguments of Python; paths into the repository become those into the copy, and the other
+                way round in what it prints.
         """
         folder = self.path / self.repository.inside
         if not folder.is_dir():
             return subprocess.CompletedProcess(command, 2, "", f"there is no folder {self.repository.inside}")
         words = [str(self._moved(word)) if Path(word).is_absolute() else word for word in command]
-        return run_python(words, folder, self._environment())
+        done = run_python(words, folder, self._environment())
+        copy, own = str(self.path), str(self.repository.root)
+        done.stdout, done.stderr = done.stdout.replace(copy, own), done.stderr.replace(copy, own)
+        return done
 
     def _moved(self, path: str | Path) -> Path:
         """Return the path of a file of the repository in the copy; of another file its own."""

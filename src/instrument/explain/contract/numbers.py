@@ -24,6 +24,26 @@ _MAX_CODE = 60  # characters of a line of code in a file
 _MEGABYTE = 10**6
 
 
+@dataclass(frozen=True)
+class ReadSite(Site):
+    """A line of code as it was in another run.
+
+    Attributes:
+        text: the line.
+    """
+
+    text: str = ""
+
+    @property
+    def code(self) -> str:
+        """The line without its indentation."""
+        return self.text
+
+
+def _as_dict(site: Site) -> dict[str, Any]:
+    return {"file": site.file, "line": site.line, "function": site.function, "text": site.code}
+
+
 class Spot(NamedTuple):
     """A place in a program.
 
@@ -169,7 +189,7 @@ class Numbers(Mapping[str, int]):
                 "value": number.value,
                 "exact": number.exact,
                 "places": [
-                    {"region": spot.region, "site": spot.site and vars(spot.site), "value": value}
+                    {"region": spot.region, "site": spot.site and _as_dict(spot.site), "value": value}
                     for spot, value in number.places.items()
                 ],
             }
@@ -183,7 +203,7 @@ class Numbers(Mapping[str, int]):
             name: Number(
                 each["value"],
                 {
-                    Spot(tuple(at["region"]), at["site"] and Site(**at["site"])): at["value"]
+                    Spot(tuple(at["region"]), at["site"] and ReadSite(**at["site"])): at["value"]
                     for at in each["places"]
                 },
                 each["exact"],

@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from ...base.compat.autograd import in_backward
 from .reductions import shared_bytes
 
-if TYPE_CHECKING:
-    from .memory import MemoryRecorder
 
-Extra = Callable[["MemoryRecorder", Sequence[Any], dict[str, Any], Any], None]
+class Gpu(NamedTuple):
+    """What of a GPU determines how much memory operators take.
+
+    Attributes:
+        multiprocessors: how many it has.
+        threads: how many each of them runs at a time.
+        workspace_bytes: what torch gives each handle of cuBLAS.
+    """
+
+    multiprocessors: int
+    threads: int
+    workspace_bytes: int
+
+
+A100 = Gpu(108, 2048, 8519680)
+H100 = Gpu(132, 2048, 1 << 25)
+
+
+class Recorder(Protocol):
+    """What the rules need of a `MemoryRecorder`."""
+
+    gpu: Gpu
+    call: str
+
+    def temporary(self, *sizes: int) -> None:
+        """Note memory that an operator takes while it runs."""
+
+    def resize(self, tensor: torch.Tensor, size: int) -> None:
+        """Note that a result that was just made has another size on a GPU."""
+
+    def use_cublas(self) -> None:
+        """Note a matmul."""
+
+    def accumulate(self, out: torch.Tensor, *terms: torch.Tensor) -> None:
+        """Note a sum that CUDA computes in the memory of one of its terms."""
+
+    def on_gpu(self, storage: Any) -> None:
+        """Note that the memory of ``storage`` is on the GPU."""
+
+
+Extra = Callable[["Recorder", Sequence[Any], dict[str, Any], Any], None]
 _aten: Any = torch.ops.aten
 _INDEX = 8  # bytes of an index beside a value
 
 
-def _cublas(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _cublas(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     recorder.use_cublas()
 
 
-def _add(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _add(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Autograd adds gradients in place, and `linear` its bias, but not while a mode is on."""
     if recorder.call == "linear":
         recorder.accumulate(out, args[0])
@@ -45,7 +83,7 @@ def _reduction(dims_at: int | None, partial: Callable[[torch.dtype], int] = _acc
         partial: returns the size of a partial result in bytes.
     """
 
-    def extra(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+    def extra(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
         source = args[0]
         dims = None
         if dims_at is not None:
@@ -69,7 +107,7 @@ def _up(number: int, grain: int) -> int:
     return -(-number // grain) * grain
 
 
-def _flash_backward(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _flash_backward(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Flash attention sums the gradient of the query in 32 bits, in a matrix of padded size."""
     query = args[1]
     batch, heads, length, width = query.shape
@@ -78,7 +116,7 @@ def _flash_backward(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[
     recorder.temporary(*copies, rows, rows * _up(width, 32))
 
 
-def _efficient_backward(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _efficient_backward(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Memory-efficient attention, too; it also sums the products of gradient and result by rows first."""
     query = args[1]
     batch, heads, length, width = query.shape
@@ -88,13 +126,13 @@ def _efficient_backward(recorder: MemoryRecorder, args: Sequence[Any], kwargs: d
     recorder.temporary(rows * length, rows * _up(length, 64) * _up(width, 32) + 8 * rows)
 
 
-def _float_statistics(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _float_statistics(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     """Means and deviations are of 32 bits on CUDA."""
     for tensor in out[1:]:
         recorder.resize(tensor, 4 * tensor.numel())
 
 
-def _resize(recorder: MemoryRecorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+def _resize(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
     recorder.on_gpu(args[0].untyped_storage())
 
 

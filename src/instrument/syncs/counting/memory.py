@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ...base.compat.autograd import in_backward
-from .cuda_memory import EXTRA
+from .cuda_memory import A100, EXTRA, Gpu
 
 _KEY = "_instrument_memory"
 _storage = torch.Tensor.untyped_storage
@@ -31,24 +31,6 @@ class _Held:
 
     def __del__(self) -> None:
         self.events.append(~self.number)
-
-
-class Gpu(NamedTuple):
-    """What of a GPU determines how much memory operators take.
-
-    Attributes:
-        multiprocessors: how many it has.
-        threads: how many each of them runs at a time.
-        workspace_bytes: what torch gives each handle of cuBLAS.
-    """
-
-    multiprocessors: int
-    threads: int
-    workspace_bytes: int
-
-
-A100 = Gpu(108, 2048, 8519680)
-H100 = Gpu(132, 2048, 1 << 25)
 
 
 class MemoryRecord:

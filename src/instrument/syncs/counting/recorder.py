@@ -13,6 +13,7 @@ from ...base.compat import distributed
 from ...base.guard import guard
 from ...base.patch import Patch
 from .calls import Call, CallRecord, Memory, TensorInfo
+from .launches import contiguous_stride
 from .places import Places, ThreadPlaces, patches
 
 FEATURE = "counting operators"
@@ -257,7 +258,7 @@ class _Description:
         if isinstance(value, torch.Tensor):
             number = self._numbers.setdefault(id(value), len(self._numbers))
             return TensorInfo(
-                tuple(map(int, value.shape)), _stride(value), value.dtype, number, self._memory(value)
+                tuple(map(int, value.shape)), stride_of(value), value.dtype, number, self._memory(value)
             )
         if isinstance(value, (list, tuple)):
             return tuple(map(self._describe, value))
@@ -272,11 +273,12 @@ def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
             yield value
 
 
-def _stride(tensor: torch.Tensor) -> tuple[int, ...]:
+def stride_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a tensor; those of a contiguous one if it has none."""
     try:
         return tensor.stride()
     except RuntimeError:  # sparse tensors have none
-        return ()
+        return contiguous_stride(tuple(map(int, tensor.shape)))
 
 
 def _value(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ...base.findings import Direction
+from ...base.guard import guard
 from .calls import Call, Memory, Phase, Place, Span
 from .kernels import Launches, launches_of
 from .launches import Launch
@@ -168,9 +169,13 @@ class Prices(dict[Call, _About]):
     """What each call does, computed at the first look."""
 
     def __missing__(self, call: Call) -> _About:
-        launches = launches_of(call)
+        try:
+            launches, work = launches_of(call), work_of(call)
+        except Exception as error:  # arguments that a rule does not expect
+            guard.failed(f"counting {call.name}", error)
+            launches, work = Launches((Launch("other"),), False), Work("", 0, False, 0, 0)
         kernels = sum(launch.family not in ("memcpy", "memset") for launch in launches.works)
-        about = self[call] = _About(launches, work_of(call), kernels)
+        about = self[call] = _About(launches, work, kernels)
         return about
 
 

@@ -396,7 +396,12 @@ def _results_with_data(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], given: list[Any], made: list[Any]
 ) -> list[torch.Tensor] | None:
     """Return the results with data; None if a number is unknown, or a result has too many elements."""
-    if not made or torch.Tag.nondeterministic_seeded in func.tags or "empty" in func._schema.name:
+    writes_lists = func._schema.name.startswith("aten::_foreach_") and func._schema.is_mutable  # returns nothing
+    if (
+        not (made or writes_lists)
+        or torch.Tag.nondeterministic_seeded in func.tags
+        or "empty" in func._schema.name
+    ):
         return None
     mutable = func._schema.is_mutable
     if mutable and not all(isinstance(tensor, FakeTensor) for tensor in given):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..budget import Budget
-from ..counting.memory import A100, Gpu
+from ..counting.cuda_memory import A100, Gpu
 from ..counting.memory_use import MemoryUse, memory_use
 from .run import dry_run_context
 

@@ -30,7 +30,7 @@ from ..budget import Budget
 from ..counting.calls import Memory, TensorInfo
 from ..counting.memory import MemoryRecorder
 from ..counting.places import ThreadPlaces
-from ..counting.recorder import CallRecorder
+from ..counting.recorder import CallRecorder, stride_of
 from ..listener import LiveRecorder
 
 PINNED = "pinned"
@@ -278,7 +278,7 @@ class RunState:
         if target == "gpu":
             self.allocations.belongs_to_last = True
         if isinstance(tensor, _TENSOR):
-            about = tuple(map(int, tensor.shape)), tensor.stride(), tensor.dtype
+            about = tuple(map(int, tensor.shape)), stride_of(tensor), tensor.dtype
             source = source or self.memory(tensor)
         else:
             about = (tensor.nbytes(),), (1,), torch.uint8
