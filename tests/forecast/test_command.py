@@ -51,6 +51,17 @@ def test_json(script: Path) -> None:
     assert [each["gpu"] for each in found] == ["l4", "l4"]
     assert found[0]["gpu_ns"] < found[1]["gpu_ns"]
     assert found[0]["least_ns"] <= found[0]["ns"] <= found[0]["most_ns"]
+    assert found[0]["peak_bytes"] < found[1]["peak_bytes"] < found[0]["memory_bytes"]
+    assert found[0]["fits"]
+
+
+def test_a_model_that_does_not_fit(script: Path) -> None:
+    """The peak of its memory is beside that of each GPU."""
+    script.write_text(SCRIPT.replace("512).cuda()", "4_000_000).cuda()"))
+    _, out, _ = run("--gpu", "t4,h100", "--", script, 1024)
+    small, large = out[out.index("gpu ") :].splitlines()[1:3]
+    assert small.endswith("of 17.2 GB: too much")
+    assert large.endswith("of 85.9 GB")
 
 
 def test_table(script: Path, tmp_path: Path) -> None:

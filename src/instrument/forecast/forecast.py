@@ -27,12 +27,21 @@ class Forecast:
         regions: the time on the GPU by region, the longest first; "" is outside all regions.
         checked: the whole steps that were measured on this GPU or one with its chip, and their errors; None if
             there are none.
+        peak_bytes: the memory at the peak; None if it is not known.
+        synchronizations: how often the CPU waits for the GPU in the step.
     """
 
     gpu: Gpu
     time: StepTime
     regions: dict[str, float]
     checked: Steps | None
+    peak_bytes: int | None
+    synchronizations: int
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the peak is less than the memory of the GPU, of which the driver takes some; None if unknown."""
+        return None if self.peak_bytes is None else self.peak_bytes <= self.gpu.memory_bytes
 
     @property
     def is_bound(self) -> bool:
@@ -48,11 +57,24 @@ class Forecast:
             **asdict(self.time),
             "regions": self.regions,
             "checked": asdict(self.checked) if self.checked else None,
+            "peak_bytes": self.peak_bytes,
+            "memory_bytes": self.gpu.memory_bytes,
+            "fits": self.fits,
+            "synchronizations": self.synchronizations,
         }
 
 
-def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table) -> list[Forecast]:
-    """Return what a step takes on each of some GPUs."""
+def forecast_of(
+    step: StepCounts, gpus: Iterable[Gpu], table: Table, peak_bytes: int | None = None
+) -> list[Forecast]:
+    """Return what a step takes on each of some GPUs.
+
+    Args:
+        step: the counts of the step.
+        gpus: the GPUs.
+        table: the measured operators.
+        peak_bytes: the memory of the run at its peak; None if it is not known.
+    """
     calls = step_calls(step.span)
     found = []
     for gpu in gpus:
@@ -66,5 +88,6 @@ def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table) -> list[For
                     checked.factor if checked else 1.0
                 )
         longest = dict(sorted(regions.items(), key=lambda item: -item[1]))
-        found.append(Forecast(gpu, step_time(calls, gpu, table), longest, checked))
+        time = step_time(calls, gpu, table)
+        found.append(Forecast(gpu, time, longest, checked, peak_bytes, step.synchronizations))
     return found

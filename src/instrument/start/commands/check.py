@@ -154,6 +154,8 @@ def failure_of(report: DryRunReport) -> str:
         return f"the run ended early: {report.ended}"
     if report.unavailable_reason:
         return f"nothing could be checked: {report.unavailable_reason}"
+    if report.counting_failed:
+        return "operators could not be counted, for the reason that was logged"
     return ""
 
 
@@ -168,6 +170,8 @@ def _print(script: str, report: DryRunReport, checked: Checked, as_format: Forma
         console = new_console(file=out)
         if not (checked.failure or checked.numbers_file or checked.regions_file or checked.notes):
             show(console, map(line, str(report.counts).splitlines()))
+            if report.memory is not None:
+                show(console, [line(), line(f"Memory: {report.memory}")])
         show(console, check_report(checked))
     elif as_format == "json":
         print(json.dumps({"target": script} | as_dict(report, checked), indent=2), file=out, flush=True)
@@ -178,14 +182,15 @@ def _print(script: str, report: DryRunReport, checked: Checked, as_format: Forma
 def as_dict(report: DryRunReport, checked: Checked) -> dict[str, Any]:
     """Return the outcome as a dict of JSON values; while ``version`` is 1, keys are only added.
 
-    ``counts`` (as `Counts.as_dict` has them), ``finished``, ``error`` (null, or what ended the run), ``failure``
-    (null, or why there is nothing to compare), ``numbers`` (as `Numbers.to_dict` has them), ``regions`` (the tree,
-    as text), ``changed`` (for each number that moved: name, was, now, places), ``changed_regions`` (sentences) and
-    ``notes`` (sentences).
+    ``counts`` (as `Counts.as_dict` has them), ``memory`` (as `MemoryUse.as_dict` has it), ``finished``, ``error``
+    (null, or what ended the run), ``failure`` (null, or why there is nothing to compare), ``numbers`` (as
+    `Numbers.to_dict` has them), ``regions`` (the tree, as text), ``changed`` (of each number that moved: name,
+    was, now, places), ``changed_regions`` (sentences) and ``notes`` (sentences).
     """
     return {
         "version": 1,
         "counts": report.counts.as_dict() if report.counts is not None else None,
+        "memory": report.memory.as_dict() if report.memory is not None else None,
         "finished": report.finished,
         "error": report.ended,
         "failure": checked.failure or None,

@@ -54,7 +54,8 @@ def forecast(
 
     def conclude(report: DryRunReport) -> int:
         if report.counts is not None and report.counts.step.launching:
-            found = forecast_of(report.counts.step, gpus, measured)
+            peak = report.memory.peak_bytes if report.memory is not None else None
+            found = forecast_of(report.counts.step, gpus, measured, peak)
             text = json.dumps([each.as_dict() for each in found], indent=2) if as_json else "\n".join(lines(found))
             print(text, file=out, flush=True)
         wrong = report.unavailable_reason or ("" if report.finished else f"the script ended with {report.ended}")

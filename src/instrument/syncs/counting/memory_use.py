@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...base.units import size
 from .allocator import Block, CachingAllocator, NoMemoryLeftError
 from .calls import CallRecord, Phase, Place
 from .memory import MemoryRecord
@@ -64,6 +65,18 @@ class MemoryUse:
         for use in self.uses:
             sums[key(use)] += use.bytes
         return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{size(held)} {name.replace('_', ' ')}" for name, held in self.by_category().items())
+        where = f", reached at {self.place.site}" if self.place is not None and self.place.site else ""
+        return f"{size(self.peak_bytes)} at the peak{where}{': ' * bool(parts)}{parts}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the memory as a dict of JSON values: in all, and of the peak by category, module and line."""
+        return {
+            "peak_bytes": self.peak_bytes, "reserved_bytes": self.reserved_bytes, "categories": self.by_category(),
+            "modules": self.by_module(), "lines": self.by_line(),
+        }  # fmt: skip
 
     def by_category(self) -> dict[str, int]:
         """Return the bytes of the peak by category."""
@@ -136,9 +149,9 @@ def _reused(record: MemoryRecord, event: int, number: int, held: dict[int, Block
         if other >= 0:
             break
         ended.add(~other)
-    size = record.sizes[number]
+    wanted = record.sizes[number]
     terms = (term for term in record.in_place[number] if term in ended and term in held)
-    return next((term for term in terms if record.sizes[term] == size), None)
+    return next((term for term in terms if record.sizes[term] == wanted), None)
 
 
 def _steps(calls: CallRecord) -> Callable[[int], int | None]:

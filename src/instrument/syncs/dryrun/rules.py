@@ -205,6 +205,10 @@ def _check_errors(state: RunState, func: Any, args: Sequence[Any], kwargs: dict[
         state.record_sync("linalg")
 
 
+def _has_tensor(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return any(isinstance(value, torch.Tensor) for value in (*args, *kwargs.values()))
+
+
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(("index", "_unsafe_index"), _index),
     **dict.fromkeys(("index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"), _index_put),
@@ -223,7 +227,7 @@ CHECKS: dict[str, Check] = {
     "histc": _only_if("histc", _has_no_bounds),
     "normal": _only_if("normal", _has_tensor_as_std),
     "repeat_interleave": _only_if("repeat_interleave", lambda args, kwargs: kwargs.get("output_size") is None),
-    **dict.fromkeys(("linspace", "logspace"), _only_if("linspace", lambda args, kwargs: True)),
+    **dict.fromkeys(("linspace", "logspace"), _only_if("linspace", _has_tensor)),
     **{f"linalg_{name}_ex": _check_errors for name in ("inv", "cholesky", "solve", "lu_factor", "ldl_factor")},
     "_linalg_solve_ex": _check_errors,
 }

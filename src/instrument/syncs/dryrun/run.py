@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ...base.config import settings
 from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
 from ...base.findings import NOT_COVERED
-from ...base.guard import uninterrupted
+from ...base.guard import guard, uninterrupted
 from ...base.imports import loaded_modules
 from ...base.patch import Patch
 from ...base.source_paths import INSTALLED
@@ -43,7 +43,7 @@ from ..counting.counts import Counts, counts_of
 from ..counting.memory import MemoryRecord
 from ..counting.memory_use import MemoryUse, memory_use
 from ..counting.numbers import numbers_of
-from ..counting.recorder import CallRecorder
+from ..counting.recorder import FEATURE, CallRecorder
 from ..counting.regions import RegionCounter
 from .autocast import is_supported
 from .compiled import CompilerCounters
@@ -295,11 +295,13 @@ class DryRunReport(SyncReport):
         counts: operators, kernels, operations, bytes and copies of a step.
         regions: the regions of that step with their calls.
         allocations: what takes memory on the GPU, and when.
+        counting_failed: whether an error of this library left operators uncounted.
     """
 
     counts: Counts | None = None
     regions: RegionTree | None = None
     allocations: MemoryRecord | None = None
+    counting_failed: bool = False
 
     @functools.cached_property
     def numbers(self) -> Numbers:
@@ -338,6 +340,7 @@ class DryRun:
                 self.recorder, path.names, self.state.memory, _unwatched(self.state.allocations.mark_model)
             )
         self._compiled_before = CompilerCounters()
+        self._failures_before = guard.failures[FEATURE]
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
         self._script = script
@@ -470,6 +473,7 @@ class DryRun:
 
             compiled = self._compiled_before.until_now()
             report.allocations = self.state.allocations.record
+            report.counting_failed = guard.failures[FEATURE] > self._failures_before
             report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
             report.regions = self.regions.tree(report.counts.step.step)
         return report
