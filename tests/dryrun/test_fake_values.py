@@ -9,6 +9,8 @@ import torch
 
 from instrument import dry_run
 
+from .reports import finished
+
 
 def gpu(*values: float) -> torch.Tensor:
     return torch.tensor(values, device="cuda")
@@ -120,3 +122,24 @@ def test_a_condition_that_decides_nothing() -> None:
 
     assert dry_run(step, fake=True).error is None
     assert {True, False} == seen
+
+
+def test_random_places_in_data() -> None:
+    """Random integers are numbers to compute with, so that a batch that is cut out of data has its length."""
+    lengths = []
+
+    def step() -> None:
+        data = torch.arange(1000)
+        starts = torch.randint(len(data) - 64, (4,))
+        batch = torch.stack([data[start : start + 64] for start in starts]).cuda()
+        order = torch.randperm(10)
+        lengths.extend([batch.shape, order.sort().values.tolist(), starts.tolist()])
+
+    before = torch.get_rng_state()
+    finished(step, fake=True)
+    finished(step, fake=True)
+    assert lengths[0] == (4, 64)
+    assert lengths[1] == [*range(10)]
+    assert lengths[:3] == lengths[3:]
+    assert len({*lengths[2]}) > 1
+    assert torch.equal(before, torch.get_rng_state())

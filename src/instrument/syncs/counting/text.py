@@ -77,7 +77,7 @@ def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
 
 def _flops(step: StepCounts) -> Iterator[tuple[str, str]]:
     covered = percent(step.priced, step.launching)
-    yield "operations", f"{operations(step.flop_count)}; known of {covered} of the operators that launch kernels"
+    yield "operations", f"{operations(step.flop_count)}; known of {covered} % of the operators that launch kernels"
     for kind, phases in step.flops.items():
         parts = [f"{phase} {operations(phases[phase])}" for phase in PHASES if phases.get(phase)]
         yield f"  {kind}", ", ".join(parts)

@@ -1,8 +1,9 @@
 """Tensors without data: runs models too large for this machine, and answers reads so that checks pass.
 
-Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, and a
-tensor filled with a number reads as that number. Checks for NaN and infinity find none, an unknown floating-point
-number equals no other, unknown integers are 1, and a check that would raise passes. Other data is random.
+Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, those of
+random integers too, and a tensor filled with a number reads as that number. Checks for NaN and infinity find none, an
+unknown floating-point number equals no other, unknown integers are 1, and a check that would raise passes. Other data
+is random.
 
 A tensor without data has a storage without data. If its numbers are known, a second storage with data is attached
 to that storage, so that views share it. Operators run on both.
@@ -338,6 +339,8 @@ def note(tensor: torch.Tensor, value: Any) -> None:
 
 MAX_ELEMENTS = 2**14  # elements of a result; a mask of 128 x 128
 _KEY = "_instrument_shadow"
+_RANDOM_INTEGERS = ("aten::randint", "aten::randperm")
+_SEED = 1
 
 
 def is_meta(tensor: Any) -> bool:
@@ -397,12 +400,10 @@ def _results_with_data(
 ) -> list[torch.Tensor] | None:
     """Return the results with data; None if a number is unknown, or a result has too many elements."""
     writes_lists = func._schema.name.startswith("aten::_foreach_") and func._schema.is_mutable  # returns nothing
-    if (
-        not (made or writes_lists)
-        or torch.Tag.nondeterministic_seeded in func.tags
-        or "empty" in func._schema.name
-    ):
+    if not (made or writes_lists) or "empty" in func._schema.name:
         return None
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return _random_integers(func, args, kwargs, made) if func._schema.name in _RANDOM_INTEGERS else None
     mutable = func._schema.is_mutable
     if mutable and not all(isinstance(tensor, FakeTensor) for tensor in given):
         return None
@@ -418,6 +419,18 @@ def _results_with_data(
         return None
     alike = [each.shape for each in real] == [each.shape for each in made]
     return real if alike and all(each.device.type == "cpu" for each in real) else None
+
+
+def _random_integers(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], made: list[Any]
+) -> list[torch.Tensor] | None:
+    """Return random integers, which programs take as places in their data; the same in each run."""
+    if int(made[0].numel()) > MAX_ELEMENTS:
+        return None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_SEED)
+        own = tree_map_only(torch.Generator, lambda _: torch.default_generator, (tuple(args), kwargs))
+        return list(tensors(func(*own[0], **own[1])))
 
 
 def _attach_data(fake: FakeTensor, data: torch.Tensor) -> None:
