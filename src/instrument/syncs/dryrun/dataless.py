@@ -1,9 +1,9 @@
 """Tensors without data: runs models too large for this machine, and answers reads so that checks pass.
 
-Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, those of
-random integers too, and a tensor filled with a number reads as that number. Checks for NaN and infinity find none, an
-unknown floating-point number equals no other, unknown integers are 1, and a check that would raise passes. Other data
-is random.
+Reads of values get plausible answers, the same in each run. Small tensors made of known numbers keep them, those
+of random integers too, and a tensor filled with a number reads as that number. Checks for NaN and infinity find
+none, an unknown floating-point number equals no other, unknown integers are 1, and a check that would raise
+passes. Other data is random.
 
 A tensor without data has a storage without data. If its numbers are known, a second storage with data is attached
 to that storage, so that views share it. Operators run on both.
