@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import NamedTuple
 
-from instrument.explain.metrics.operator_work import tile_of
+from instrument.explain.metrics.matmul_table import tile_of
 from instrument.forecast.content import Measured
 from instrument.forecast.operations import Operation, Tensor, matmul, operation_of
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from instrument.explain.metrics.operator_work import tile_of
+from instrument.explain.metrics.matmul_table import tile_of
 from instrument.forecast.ideal import Tile
 from instrument.forecast.operations import MATMULS, Operation, Tensor, operation_of
 from instrument.read.jobs.read import read_trace

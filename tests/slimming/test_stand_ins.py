@@ -11,7 +11,7 @@ import pytest
 
 import instrument
 from instrument import slim
-from instrument.explain.metrics.operator_work import MATRIX_UNITS
+from instrument.explain.metrics.matmul_table import MATRIX_UNITS
 from instrument.explain.slimming.names import StandIns
 from instrument.read.tables.kernel_names import family, parse
 from instrument.read.tables.work_classes import communicates

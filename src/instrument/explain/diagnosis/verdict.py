@@ -16,8 +16,8 @@ from ...read.memory.snapshot import peak_text
 from ...read.tables.intervals import total_ns
 from ...read.tables.table import Array, Table
 from ..metrics.idle import CAUSES, INPUT
-from ..metrics.operator_work import tile_of
-from ..metrics.roofline import HEAVY
+from ..metrics.matmul_table import tile_of
+from ..metrics.operator_work import HEAVY
 from ..metrics.steps import CPU_PARTS, cpu_parts
 from ..metrics.tables import one_of
 from ..replay.step_waits import CLOSE, StepWaits

@@ -16,7 +16,7 @@ from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
 from . import idle, launches, steps, utilization
 from .collectives import collective_table, group_sizes
-from .operator_work import matmul_table, on_matrix_units
+from .matmul_table import matmul_table, on_matrix_units
 from .tables import GroupedEvents, kernel_table, module_table, operator_table, region_table
 from .utilization import ratio
 

@@ -15,7 +15,7 @@ from ...read.tables.lanes import distinct
 from ...read.tables.nest import ancestor_levels, inside_rows, rows_with_inner
 from ...read.tables.table import KERNEL, Array, Table
 from ...read.tables.trace import Trace
-from .operator_work import BACKWARD, FORWARD, Work, operator_work, results_of
+from .operator_work import BACKWARD, FORWARD, HEAVY, Work, operator_work, results_of
 from .tables import distinct_values, one_of, sum_by_group
 
 _TERA, _GIGA = 1e12, 1e9
@@ -122,9 +122,6 @@ def peak_of(device_name: str) -> GpuPeak | None:
     """Return the peaks of the GPU with this name, as CUDA or HIP reports it; None if they are not known."""
     return next((peak for pattern, peak in _PEAKS if pattern.search(device_name)), None)
 
-
-HEAVY = frozenset(("matmul", "attention", "convolution"))
-"""The kinds of operators that compute most, and whose operations count as useful."""
 
 _TF32 = re.compile(r"tf32|xf32|s1688gemm_(?!f16|bf16)", re.IGNORECASE)
 _KINDS = {

@@ -11,7 +11,7 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.table import KERNEL, Array, Table
-from ..metrics.operator_work import on_matrix_units, tile_of
+from ..metrics.matmul_table import on_matrix_units, tile_of
 from ..metrics.roofline import RooflineRow
 from ..metrics.tables import one_of
 from .rule import rule

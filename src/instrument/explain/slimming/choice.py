@@ -19,8 +19,9 @@ from ...read.tables.table import KERNEL, MEMCPY, TRANSFERS, Array, Table
 from ...read.tables.trace import MODULE, Trace
 from ..diagnosis.diagnose import Diagnosis
 from ..metrics.idle import COLLECTION, COMPILATION, INPUT, SLOW_NS
+from ..metrics.matmul_table import innermost_matmuls, matmul_rows
 from ..metrics.memory_use import OPTIMIZER, freed_by
-from ..metrics.operator_work import BACKWARD, innermost_matmuls, matmul_rows
+from ..metrics.operator_work import BACKWARD
 from ..metrics.roofline import counted_calls
 from ..metrics.tables import one_of
 from ..rules.compiled import LOOK_UP, REGION

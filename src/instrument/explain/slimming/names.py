@@ -21,7 +21,7 @@ from ...read.tables.kernel_names import family, parse
 from ...read.tables.trace import MODULE_PREFIX, Thread
 from ...read.tables.work_classes import communicates
 from ..metrics.idle import INPUT
-from ..metrics.operator_work import MATRIX_UNITS
+from ..metrics.matmul_table import MATRIX_UNITS
 from ..waits.trace_context import FRAME, PACKAGES
 from .known_words import KnownWords, is_all_known
 

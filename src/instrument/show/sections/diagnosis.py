@@ -16,7 +16,8 @@ from ...explain.diagnosis.verdict import PARTS, definition_of_part
 from ...explain.metrics.collectives import RankArrivals
 from ...explain.metrics.idle import CAUSES
 from ...explain.metrics.job import Job
-from ...explain.metrics.roofline import HEAVY, RooflineRow
+from ...explain.metrics.operator_work import HEAVY
+from ...explain.metrics.roofline import RooflineRow
 from ...explain.replay.critical_path import CLASSES as PATH_CLASSES
 from ...explain.replay.step_waits import StepWaits
 from ...explain.rules.rule import RULES

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...explain.metrics.operator_work import operator_work
-from ...explain.metrics.roofline import HEAVY
+from ...explain.metrics.operator_work import HEAVY, operator_work
 from .calls import Call, TensorInfo
 
 _WRITE_ONLY = frozenset((
