@@ -473,9 +473,10 @@ class DryRun:
 
             compiled = self._compiled_before.until_now()
             report.allocations = self.state.allocations.record
+            with guard.contained(FEATURE):
+                report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
+                report.regions = self.regions.tree(report.counts.step.step)
             report.counting_failed = guard.failures[FEATURE] > self._failures_before
-            report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
-            report.regions = self.regions.tree(report.counts.step.step)
         return report
 
 
