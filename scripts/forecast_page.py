@@ -45,8 +45,8 @@ is like the others. Below, the command lists the parts of the GPU time by region
   matmul's ideal time counts tiles and waves: the grid of blocks that its kernel has, on so many multiprocessors,
   times the loop over the sums. A family or size that was only measured on other GPUs is as efficient as there; the
   H200 and the A100 of 40 GB are as efficient as the H100 and the A100 of 80 GB, with twice the error.
-- **bound**: nothing comparable was measured. The time is the roofline of the data sheet. It is no forecast, and
-  the step says which share of its time is such a bound.
+- **bound**: nothing comparable was measured, so the time is a lower limit: the roofline of the data sheet. The
+  step says how much of its time is such a limit.
 
 Operators that only move bytes take the same time for the same bytes, whatever their type. FP32 is without TF32.
 

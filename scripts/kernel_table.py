@@ -4,7 +4,7 @@ Each operator runs on the sample inputs of torch's own tests, forward and backwa
 same families in three of four calls goes into the table; the others need a rule. It takes ten minutes, with the
 CUDA build of torch:
 
-    SIMGPU=1 .venv-cuda/bin/python scripts/kernel_table.py
+    SIMGPU=1 .venv-cuda/bin/python -m scripts.kernel_table
 """
 
 from __future__ import annotations
@@ -20,20 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tests import simgpu
 from torch.utils._python_dispatch import TorchDispatchMode
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
+from instrument.read.tables.kernel_families import family_of
+from instrument.syncs.counting.calls import Call, Memory
+from instrument.syncs.counting.kernels import RULES
+from instrument.syncs.counting.launches import is_contiguous, is_empty
+from instrument.syncs.counting.recorder import described
 
-from tests import simgpu  # noqa: E402
-
-from instrument.read.tables.kernel_families import family_of  # noqa: E402
-from instrument.syncs.counting.calls import Call, Memory  # noqa: E402
-from instrument.syncs.counting.kernels import RULES  # noqa: E402
-from instrument.syncs.counting.launches import is_contiguous, is_empty  # noqa: E402
-from instrument.syncs.counting.recorder import described  # noqa: E402
-
-TABLE = ROOT / "src/instrument/syncs/counting/kernel_table.json"
+TABLE = Path(__file__).parents[1] / "src/instrument/syncs/counting/kernel_table.json"
 SAMPLES = 6  # of each operator
 SHARE = 0.75  # of its calls that must launch the same
 Recorded = tuple[Call, tuple[str, ...]]

@@ -141,7 +141,7 @@ def test_ends_alike(folder: Path) -> None:
     same = bisect("HEAD~1..HEAD", "--number", "kernels", "--", "check", "train.py")
     assert "kernels is the same at both ends; numbers that moved, for --number: none" in same.output
     unknown = bisect("HEAD~1..HEAD", "--number", "kernel", "--", "check", "train.py")
-    assert "there is no number kernel; those that moved: none" in unknown.output
+    assert "unknown number kernel; numbers that moved: none" in unknown.output
     fails = bisect("HEAD~1..HEAD", "--", "check", "no.py")
     assert "GOOD cannot be checked: there is no file no.py" in fails.output
     assert is_clean(folder)

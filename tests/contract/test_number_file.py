@@ -139,7 +139,7 @@ def test_other_names(tmp_path: Path) -> None:
         ("kernels.copy", 0, 2),
         ("kernels.sort", 1, 0),
     ]
-    with pytest.raises(ValueError, match=r"there is no number kernel; there are kernels, kernels\.copy"):
+    with pytest.raises(ValueError, match=r"unknown number kernel; known numbers: kernels, kernels\.copy"):
         held("kernel 4\n", tmp_path).changes(found)
 
 
@@ -216,7 +216,7 @@ def test_limits(code: Path) -> None:
         "peak_bytes is 83.0 MB (83,000,000 bytes); allowed: 82.5 MB (82,500,000 bytes)"
     )
     assert reason.splitlines()[1].startswith("    80.0 MB (80,000,000 bytes) at step, ")
-    with pytest.raises(ValueError, match=r"there is no number 'sort'; there are kernels\.sort, peak_bytes"):
+    with pytest.raises(ValueError, match=r"unknown number 'sort'; known numbers: kernels\.sort, peak_bytes"):
         found.over({"sort": 0})
     with pytest.raises(TypeError, match='"syncs" must be a number: True'):
         found.assert_max(syncs=True)

@@ -129,7 +129,7 @@ def test_messages(marked: tuple[Path, str]) -> None:
         text, "test_too_many_operations"
     )
     assert "d2h_bytes is 4; allowed: 0\n    4 at test_it.py:25" in failure(text, "test_too_many_bytes")
-    assert "@pytest.mark.budget: there is no number 'kernel'; there are " in failure(text, "test_unknown_name")
+    assert "@pytest.mark.budget: unknown number 'kernel'; known numbers: " in failure(text, "test_unknown_name")
     assert '@pytest.mark.budget: "kernels" must be >= 0: -1' in failure(text, "test_wrong_number")
     assert "it takes limits by name, such as syncs=0: (4,)" in failure(text, "test_without_a_name")
     assert "own message" in failure(text, "test_own_failure")
@@ -171,7 +171,7 @@ def test_counts(counts):
     found.assert_max(kernels=3, flops=128, syncs=0)
     with pytest.raises(AssertionError, match="flops is 128; allowed: 100"):
         found.assert_max(flops=100)
-    with pytest.raises(ValueError, match="there is no number 'flop'"):
+    with pytest.raises(ValueError, match="unknown number 'flop'"):
         found.assert_max(flop=100)
 
 

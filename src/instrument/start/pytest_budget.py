@@ -52,7 +52,7 @@ def reason_over(report: DryRunReport, limits: Mapping[str, Any]) -> str | None:
     """Return why a report is over limits; None if it is not.
 
     Raises:
-        ValueError: there is no number of such a name.
+        ValueError: a name is unknown.
     """
     over = report.numbers.over(limits)
     if over is not None:

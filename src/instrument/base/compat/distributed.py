@@ -12,8 +12,10 @@ def group_name(argument: Any) -> str:
     if not isinstance(argument, torch.ScriptObject) or not torch.distributed.is_available():
         return ""
     kind = getattr(torch.distributed.distributed_c10d, "ProcessGroup", None)
+    if kind is None:
+        return ""
     try:
-        group = kind.unbox(argument)  # type: ignore[union-attr]
+        group = kind.unbox(argument)
         return f"group {group.group_desc or group.group_name}"
     except (AttributeError, RuntimeError):  # another object, or another version of torch
         return ""

@@ -56,7 +56,7 @@ class Part:
 
     Attributes:
         where: the place, as the file has it.
-        spot: the place in the program as it is now; None if it is no longer there.
+        spot: the place in the program as it is now; None if it is gone.
         was: its part before.
         now: its part now.
     """
@@ -186,7 +186,7 @@ class NumberFile:
         groups = {_group(name) for name in self.held}
         for name in self.held:
             if name not in numbers.names and _group(name) not in map(_group, numbers):
-                raise ValueError(f"there is no number {name}; there are {', '.join(numbers.names)}")
+                raise ValueError(f"unknown number {name}; known numbers: {', '.join(numbers.names)}")
         beside = [
             name
             for name in numbers.parts
@@ -257,7 +257,7 @@ def _tolerated(number: Number, old: HeldNumber) -> float:
 
 
 def _moved_reasons(old: HeldNumber | None, places: Mapping[str, int]) -> dict[str, str]:
-    """Return the reasons of places; one that is no longer there hands its reason to the most similar new one."""
+    """Return the reasons of places; the reason of a place that is gone passes to the new place most like it."""
     if old is None:
         return {}
     fresh, gone = [where for where in places if where not in old.places], [*old.reasons.keys() - places.keys()]

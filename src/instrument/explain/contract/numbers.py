@@ -125,7 +125,7 @@ class Numbers(Mapping[str, int]):
         """Return a number with its places.
 
         Raises:
-            KeyError: there is no number of this name.
+            KeyError: the name is unknown.
         """
         if name not in self.numbers and name in self._known:
             return Number(0)
@@ -149,7 +149,7 @@ class Numbers(Mapping[str, int]):
             limits: the greatest accepted numbers, by name; ``peak_mb=80`` stands for ``peak_bytes=80_000_000``.
 
         Raises:
-            ValueError: there is no number of such a name.
+            ValueError: a name is unknown.
         """
         sentences = []
         for name, limit in limits.items():
@@ -223,7 +223,7 @@ def name_of(name: str, names: Iterable[str]) -> str:
     for one in (name, *[in_bytes] * name.endswith("_mb")):
         if one in names:
             return one
-    raise ValueError(f"there is no number {name!r}; there are {', '.join(names)}")
+    raise ValueError(f"unknown number {name!r}; known numbers: {', '.join(names)}")
 
 
 def check_limits(limits: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class BlackBox:
         usual: what a usual step takes.
         clock: has the times of the last steps.
         end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``; also
-            the slow step at which a period becomes known, which is no alarm.
+            the slow step at which a period becomes known, which raises no alarm.
     """
 
     def __init__(

@@ -158,7 +158,7 @@ class Search:
         moved = ", ".join(change.name for change in compare(good.numbers, bad.numbers)) or "none"
         name = self._number
         if name is not None and name not in {*good.numbers.names, *bad.numbers.names}:
-            raise ValueError(f"there is no number {name}; those that moved: {moved}")
+            raise ValueError(f"unknown number {name}; numbers that moved: {moved}")
         if name is None and not good.passed:
             raise ValueError("the check fails for GOOD already")
         if not self._is_bad(bad):

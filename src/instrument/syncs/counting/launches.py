@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import torch
-
 from .calls import Argument, Call, Memory, TensorInfo
 
 
@@ -136,8 +134,3 @@ def as_contiguous(info: TensorInfo) -> Iterator[Launch]:
     """Yield what ``info.contiguous()`` launches."""
     if not is_contiguous(info) and info.elements:
         yield Launch("copy")
-
-
-def converted(info: TensorInfo, dtype: torch.dtype) -> TensorInfo:
-    """Return the same tensor with another type, contiguous."""
-    return info._replace(dtype=dtype, stride=contiguous_stride(info.shape), number=-1)
