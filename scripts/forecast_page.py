@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from instrument.forecast.gpus import GPUS
 from instrument.forecast.table import Table, packaged_table
 
-from .forecast.truth import Check, ParallelCheck, TraceCheck, checks, parallel_checks, trace_checks
+if TYPE_CHECKING:
+    from .forecast.truth import Check, ParallelCheck, TraceCheck
 
 PAGE = Path(__file__).parent.parent / "docs" / "forecast.md"
 _HEAD = """# Forecast
@@ -194,6 +196,8 @@ def traces_section(found: list[TraceCheck]) -> str:
 
 def main(folder: Path, traces: Path) -> None:
     """Write the page."""
+    from .forecast.truth import checks, parallel_checks, trace_checks  # needs transformers; the sections do not
+
     then, today = checks(folder, traces, today=False), checks(folder, traces, today=True)
     sections = [
         steps_section(then, today),

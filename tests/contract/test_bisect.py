@@ -9,15 +9,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 from instrument.start import worktree
 from instrument.start.cli import app
 from tests.support import warm
 from tests.support.programs import environment
+
+if TYPE_CHECKING:
+    from click.testing import Result
 
 pytestmark = pytest.mark.process
 
