@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from instrument.explain.contract.numbers import Number, Numbers
 from instrument.start import worktree
 from instrument.start.cli import app
+from instrument.start.commands.bisect import Measured, Search
 from tests.support import warm
 from tests.support.programs import environment
 
@@ -109,7 +111,6 @@ def test_number(folder: Path) -> None:
 
 def test_outcome_of_the_check(folder: Path) -> None:
     """Without a number, it is the first commit for which the check fails; a merge stands for its branch."""
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
     check = ("check", "--baseline", "perf.txt")
     made = warm.run(
         [sys.executable, "-m", "instrument", *check, "--update", "--", "train.py"],
@@ -211,3 +212,19 @@ def test_interrupted(number: int, folder: Path) -> None:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number, error
     assert is_clean(folder)
+
+
+def test_numbers_that_are_not_exact() -> None:
+    """A number that differs a little from run to run has not moved."""
+    values = [100, 103, 97, 104, 150, 151]
+    measured = [Measured(True, Numbers({"kernels": Number(value, exact=False)})) for value in values]
+    search = Search(
+        [str(value) for value in values], lambda commit: measured[values.index(int(commit))], "kernels"
+    )
+    assert search.run() == (3, 4)
+
+
+def test_options_of_the_script(folder: Path) -> None:
+    """A script may have an option of the name that the check must not have."""
+    result = bisect("good~0..good~0", "--", "check", "--", "train.py", "--update")
+    assert "they are the same" in result.output

@@ -36,6 +36,17 @@ def test_file(tmp_path: Path) -> None:
         RegionTree.of({**tree.calls, ("step", "other"): 1}).assert_same(tmp_path / "regions.txt")
 
 
+@pytest.mark.parametrize(
+    "name", ["a  x3", "# data", "stage # 1", '"quoted"', " a", "a ", "", "two\nlines", "x\u2028y"]
+)
+def test_names_that_would_read_as_something_else(name: str, tmp_path: Path) -> None:
+    """Any name is read as it was written."""
+    tree = RegionTree.of({("step",): 1, ("step", name): 3, ("step", name, name): 1})
+    tree.write(tmp_path / "regions.txt")
+    assert RegionTree.read(tmp_path / "regions.txt") == tree
+    assert RegionTree.from_text(str(tree)) == tree
+
+
 def test_open_before() -> None:
     """A region that was open before the step is around those inside it."""
     assert str(RegionTree.of({("epoch", "step"): 2})) == "epoch\n  step  x2"
@@ -97,7 +108,12 @@ def test_order() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("step\n    data", "line 2"), (" step", "line 1"), ("a\na", "line 2 has a region for the second")],
+    [
+        ("step\n    data", "line 2"),
+        (" step", "line 1"),
+        ("a\na", "line 2 has a region for the second"),
+        ('"a', "line 1 has a name"),
+    ],
 )
 def test_wrong_files(text: str, message: str, tmp_path: Path) -> None:
     """A line that cannot be read is named, with its file."""

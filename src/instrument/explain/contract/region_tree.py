@@ -6,11 +6,12 @@
       backward
 
 A region without a number is called once. Names that differ only in numbers become one if there are more than
-eight beside each other.
+eight beside each other. A name that would read as something else stands in quotes, as a string of JSON.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,8 @@ from ...base.reasoned_lines import read_lines, write_lines
 from ...base.units import count
 
 _HEAD = ("# The regions of a training step with their calls, for `instrument check --regions`.",)
-_LINE = re.compile(r"( *)(\S.*?)(?:  x(\d+))?")
+_LINE = re.compile(r"( *)(\S.*?)(?:  x(\d+))?\s*")
+_AMBIGUOUS = re.compile(r'[#"\s].*|.*(?:\s|  x\d+)|')
 _INDENT = 2
 
 
@@ -54,24 +56,28 @@ class RegionTree:
             OSError: the file cannot be read.
         """
         try:
-            return cls._parse((number, line, content) for number, line, content, _ in read_lines(path))
+            return cls._parse((number, line) for number, line, _, _ in read_lines(path))
         except ValueError as error:
             raise ValueError(f"cannot read {path}: {error}") from None
 
     @classmethod
     def from_text(cls, text: str) -> RegionTree:
         """Return the tree that ``str`` made a text of."""
-        return cls._parse((number, line, line) for number, line in enumerate(text.splitlines(), 1))
+        return cls._parse(enumerate(text.splitlines(), 1))
 
     @classmethod
-    def _parse(cls, lines: Iterable[tuple[int, str, str]]) -> RegionTree:
+    def _parse(cls, lines: Iterable[tuple[int, str]]) -> RegionTree:
         tree, around = cls(), list[str]()
-        for number, line, content in lines:
-            match = _LINE.fullmatch(content)
+        for number, line in lines:
+            match = _LINE.fullmatch(line)
             depth = len(match.group(1)) // _INDENT if match else 0
             if match is None or len(match.group(1)) % _INDENT or depth > len(around):
                 raise ValueError(f"line {number} is not indented as a region: {line!r}")
-            around[depth:] = [match.group(2)]
+            name = match.group(2)
+            try:
+                around[depth:] = [json.loads(name) if name.startswith('"') else name]
+            except ValueError:
+                raise ValueError(f"line {number} has a name that is not a string of JSON: {line!r}") from None
             if tuple(around) in tree.calls:
                 raise ValueError(f"line {number} has a region for the second time: {line!r}")
             tree.calls[tuple(around)] = int(match.group(3) or 1)
@@ -87,7 +93,7 @@ class RegionTree:
     def _lines(self) -> Iterator[str]:
         for path in self._in_order(()):
             calls = self.calls[path]
-            yield " " * _INDENT * (len(path) - 1) + path[-1] + (f"  x{calls}" if calls != 1 else "")
+            yield " " * _INDENT * (len(path) - 1) + _written(path[-1]) + (f"  x{calls}" if calls != 1 else "")
 
     def _in_order(self, around: Path) -> Iterator[Path]:
         for path in self.inside(around):
@@ -191,6 +197,10 @@ def _order(was: list[Path], now: list[Path]) -> Iterator[str]:
         at = after.index(path) if late else index
         yield f"other order: {_shown(path)} is {f'after {after[at - 1][-1]}' if at else 'first'} now"
         return
+
+
+def _written(name: str) -> str:
+    return json.dumps(name) if _AMBIGUOUS.fullmatch(name) or not name.isprintable() else name
 
 
 def _shown(path: Path) -> str:

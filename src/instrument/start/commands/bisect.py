@@ -39,7 +39,8 @@ def bisect(
     from ..worktree import Repository
 
     with cli.errors_reported(unreadable=2):
-        if command[0] != _COMMAND or "--update" in command:
+        options = command[: command.index("--")] if "--" in command else command
+        if command[0] != _COMMAND or "--update" in options:
             raise ValueError("what follows -- must be: check, its options without --update, and the program")
         repository = Repository.of_current_folder()
         found = repository.commits(commits)
@@ -142,11 +143,11 @@ class Search:
     def _is_bad(self, measured: Measured) -> bool:
         if self._number is None:
             return not measured.passed
-        assert measured.numbers is not None
-        return self._value(measured.numbers) != self._value(self.at(0).numbers)
+        from ...explain.contract.number_file import compare
 
-    def _value(self, numbers: Numbers | None) -> int:
-        return numbers.get(self._number or "", 0) if numbers is not None else 0
+        good = self.at(0).numbers
+        assert measured.numbers is not None and good is not None
+        return any(change.name == self._number for change in compare(good, measured.numbers))
 
     def _check_ends(self, good: Measured, bad: Measured) -> None:
         from ...explain.contract.number_file import compare
