@@ -6,9 +6,9 @@ import pytest
 
 from instrument.forecast.gpus import GPUS, gpu_named
 from instrument.forecast.ideal import bound_ns, ideal_ns
-from instrument.forecast.operations import Operation, matmul
+from instrument.forecast.operations import Operation, Tensor, matmul, operation_of
 from instrument.forecast.operator_time import operator_time
-from instrument.forecast.table import Table, packaged_table
+from instrument.forecast.table import Table, packaged_table, table_of
 
 from .tables import BYTES, EFFICIENCY, MATMUL_SIZES, element_wise, measured, table
 
@@ -67,8 +67,30 @@ def test_nothing_measured_is_a_bound(gpu: str) -> None:
 
 
 def test_a_family_that_nobody_measured_is_a_bound() -> None:
-    """So it is on a GPU with other measurements."""
-    assert operator_time(element_wise(1 << 24, family="sort"), H100, packaged_table()).how == "bound"
+    """So it is on a GPU with other measurements: a sort, or an operator of the program's own."""
+    values = Tensor((1 << 20,), (1,), "fp32")
+    for name in ("aten::sort", "aten::cumsum", "aten::native_batch_norm", "mine::operator"):
+        operation = operation_of(name, [values], [values])
+        assert operation is not None
+        assert operator_time(operation, H100, packaged_table()).how == "bound"
+
+
+@pytest.mark.parametrize(("gpu", "kind"), [("v100", "bf16"), ("t4", "bf16"), ("l4", "fp64")])
+def test_a_type_without_units_of_its_own_is_not_free(gpu: str, kind: str) -> None:
+    """It is at best as fast as FP32."""
+    operation = matmul("matmul", kind, 1, *SQUARE)
+    in_fp32 = bound_ns(operation._replace(type="fp32"), GPUS[gpu])
+    assert operator_time(operation, GPUS[gpu], packaged_table()).ns >= in_fp32
+
+
+def test_matmuls_in_fp8() -> None:
+    """They take no less than their operations at the peak."""
+    one = Tensor((8192, 8192), (8192, 1), "fp8")
+    scale = Tensor((), (), "fp32")
+    operation = operation_of("aten::_scaled_mm", [one, one, scale, scale], [Tensor((8192, 8192), None, "bf16")])
+    assert operation is not None
+    assert (operation.family, operation.flops) == ("matmul", 2 * 8192**3)
+    assert operator_time(operation, H100, packaged_table()) == (bound_ns(operation, H100), None, "bound")
 
 
 def test_a_family_measured_on_other_gpus() -> None:
@@ -139,3 +161,16 @@ def test_unknown_gpu() -> None:
     """The error says what there is."""
     with pytest.raises(ValueError, match=r"must be one of h100, h200, .*: 'p100'"):
         gpu_named("p100")
+
+
+def test_types_that_a_gpu_has_no_units_for_are_not_like_others() -> None:
+    """On a T4, BF16 runs on the ordinary units and FP16 on tensor cores."""
+    measured_half = {
+        "family": "matmul", "type": "fp16", "error": 0.05, "sizes": [[1, *SQUARE]], "ns": [5_000_000],
+        "tiles": [[0, 0]],
+    }  # fmt: skip
+    content = {"families": [measured_half], "kernels": {}, "steps": None}
+    of = table_of({"source": "", "gpus": {"t4": content}, "borrowed": {}})
+    half = matmul("matmul", "fp16", 1, *SQUARE)
+    assert operator_time(half, GPUS["t4"], of).how == "measured"
+    assert operator_time(half._replace(type="bf16"), GPUS["t4"], of).how == "bound"

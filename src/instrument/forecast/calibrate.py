@@ -48,7 +48,7 @@ def calibrate(seconds: float = 120.0) -> tuple[Gpu, dict[str, Any]]:
         ValueError: forecasts do not know this GPU, or the time was too short to measure anything.
     """
     gpu = this_gpu()
-    measured = list(_measured(monotonic() + seconds))
+    measured = list(_measured(gpu, monotonic() + seconds))
     if not measured:
         raise ValueError(f"nothing was measured in {seconds:g} s")
     source = f"measured by instrument calibrate on {torch.cuda.get_device_name()}, torch {torch.__version__}"
@@ -73,8 +73,8 @@ def this_gpu() -> Gpu:
     return (same or alike)[0]
 
 
-def _measured(end: float) -> Iterator[Measured]:
-    for probe in _probes():
+def _measured(gpu: Gpu, end: float) -> Iterator[Measured]:
+    for probe in _probes(gpu):
         if monotonic() > end:
             return
         result = probe.call()
@@ -110,15 +110,16 @@ def _made(*shape: int, type: torch.dtype = torch.float32, grad: bool = False) ->
     return torch.rand(shape, dtype=type, device="cuda", requires_grad=grad)
 
 
-def _probes() -> Iterator[_Probe]:
+def _probes(gpu: Gpu) -> Iterator[_Probe]:
     """Yield what to measure, what matters most first."""
-    for kind in (torch.float32, torch.bfloat16):
+    has_bf16 = "bf16" in gpu.peak.flops_per_s
+    for kind in (torch.float32, torch.bfloat16 if has_bf16 else torch.float16):
         yield from _matmuls(kind)
     for power in _POWERS:
         yield from _moving(1 << power)
         for width in _WIDTHS:
             yield from _by_row((1 << power) // width, width)
-    for length in (512, 1024, 2048):
+    for length in (512, 1024, 2048) if has_bf16 else ():  # flash attention needs a GPU of that time
         yield from _attention(16, length)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from .gpus import Gpu
 from .ideal import Tile, blocks
 from .measurements import Measurements
-from .operations import MATMULS, Operation
+from .operations import MATMULS, UNKNOWN_FAMILY, Operation
 from .table import ANY_TYPE
 
 _LEAST = 3  # measurements, of a family
@@ -53,7 +53,8 @@ def _families(measured: Iterable[Measured]) -> Iterator[dict[str, Any]]:
     groups: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for each in measured:
         operation = each.operation
-        groups[operation.family, operation.type if operation.family in _TYPED else ANY_TYPE].append(each)
+        if operation.family != UNKNOWN_FAMILY:
+            groups[operation.family, operation.type if operation.family in _TYPED else ANY_TYPE].append(each)
     for (family, kind), of in groups.items():
         row: dict[str, Any] = {"family": family, "type": kind, "error": 0.0}
         if family in _TYPED:

@@ -42,29 +42,29 @@ def ideal_ns(operation: Operation, gpu: Gpu, tile: Tile | None = None) -> float:
         rounds = (
             waves * (ceil(keys / _KEYS) + 1) * _QUERIES * _KEYS * gpu.multiprocessors / (heads * queries * keys)
         )
-        return KERNEL_NS + 1e9 * max(
-            seconds, operation.flops * rounds / (flops_per_s(operation, gpu) or float("inf"))
-        )
+        return KERNEL_NS + 1e9 * max(seconds, operation.flops * rounds / flops_per_s(operation, gpu))
     if operation.family not in MATMULS:
         return KERNEL_NS + seconds * 1e9
     batch, rows, columns, sums = operation.sizes
     one, other = tile or _TILES
     waves = ceil(batch * blocks(rows, columns, (one, other)) / gpu.multiprocessors)
     flops = waves * gpu.multiprocessors * 2 * one * other * (sums + _PROLOGUE)
-    rate = flops_per_s(operation, gpu)
-    computed = flops / rate if rate else 0.0
+    computed = flops / flops_per_s(operation, gpu)
     return KERNEL_NS + 1e9 * float((computed**2 + seconds**2) ** 0.5)
 
 
-def flops_per_s(operation: Operation, gpu: Gpu) -> float | None:
-    """Return the peak for the type of an operation; None if it is not known."""
-    return gpu.peak.flops_per_s.get(operation.type)
+def flops_per_s(operation: Operation, gpu: Gpu) -> float:
+    """Return the peak for the type of an operation.
+
+    It is that of FP32 for a type for which the GPU has no units, such as BF16 on a V100, which computes in FP32.
+    """
+    peaks = gpu.peak.flops_per_s
+    return peaks.get(operation.type) or peaks["fp32"]
 
 
 def bound_ns(operation: Operation, gpu: Gpu) -> float:
     """Return the roofline: the least time that the data sheet allows."""
-    rate = flops_per_s(operation, gpu)
-    computed = operation.flops / rate if rate else 0.0
+    computed = operation.flops / flops_per_s(operation, gpu)
     return max(KERNEL_NS, 1e9 * max(computed, operation.bytes / gpu.peak.memory_bytes_per_s))
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import gcd, prod
 from typing import NamedTuple
+
+import torch
 
 MATMULS = ("linear", "matmul", "batched matmul")
 """The families whose sizes are batch, rows and columns of the result, and the length of the sums.
@@ -12,6 +15,9 @@ MATMULS = ("linear", "matmul", "batched matmul")
 cuBLASLt computes a "linear": a matmul with a bias whose weight lies transposed, as `torch.nn.Linear` keeps it. It
 chooses other kernels than cuBLAS does for a "matmul".
 """
+
+UNKNOWN_FAMILY = "other"
+"""The family of operators that have nothing in common, so that none stands for another."""
 
 BYTES = {
     "fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "bool": 1,
@@ -103,6 +109,12 @@ _FAMILIES = {
     "embedding_dense_backward": ("embedding backward", 1.0),
 }  # fmt: skip
 _WRITES_ONLY = frozenset(("copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_"))
+# Operators that torch does not tag as pointwise, and that write each element once.
+_BY_ELEMENT_TOO = _WRITES_ONLY | {
+    "arange", "constant_pad_nd", "diagonal_backward", "eye", "flip", "full", "full_like", "linspace", "new_full",
+    "new_ones", "new_zeros", "ones", "ones_like", "repeat", "roll", "scalar_tensor", "select_backward",
+    "slice_backward", "tril", "triu", "zeros", "zeros_like",
+}  # fmt: skip
 _BY_ROW = ("softmax", "layer norm")
 _MANY = ("_foreach_", "_fused_")  # operators over lists of tensors, as of optimizers
 _BY_ELEMENT = (
@@ -129,7 +141,7 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
     if name in _NO_KERNEL or not (results or inputs):
         return None
     kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")
-    if name in ("mm", "addmm", "bmm", "baddbmm"):
+    if name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"):
         return _matmul(name, inputs, kind)
     if "attention" in name and inputs and len(inputs[0].shape) == 4:
         return _attention(name, inputs, kind)
@@ -182,7 +194,7 @@ def alignment(sizes: tuple[int, ...], kind: str) -> int:
 
 
 def _matmul(name: str, inputs: Sequence[Tensor], kind: str) -> Operation | None:
-    left, right = inputs[-2:]
+    left, right = inputs[:2] if name == "_scaled_mm" else inputs[-2:]
     batch, (rows, sums), columns = prod(left.shape[:-2]), left.shape[-2:], right.shape[-1]
     if not batch * rows * sums * columns:
         return None
@@ -221,17 +233,32 @@ def _convolution(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor],
 
 
 def _memory_bound(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> str:
-    """Return the family of an operator that does little but move its inputs and results."""
+    """Return the family of an operator that does little but move its inputs and results.
+
+    It is `UNKNOWN_FAMILY` if nothing says that, as of a sort or of an operator of the program's own.
+    """
     if name in _REDUCTIONS:
         return "reduction"
-    if name in _JOINS or not all(each.in_order for each in inputs):
+    if name in _JOINS:
+        return "copy"
+    of_many = name.startswith(_MANY)
+    if not (of_many or name in _COPIES or name in _BY_ELEMENT_TOO or _is_pointwise(name)):
+        return UNKNOWN_FAMILY
+    if not all(each.in_order for each in inputs):
         return "copy"
     if name in _COPIES and inputs and results:
         types = inputs[0].type, results[0].type
         vectorized = types[0] == types[1] or types in (("fp32", "bf16"), ("fp32", "fp16"))
         return "element-wise" if vectorized else "copy"
-    if name.startswith(_MANY):
+    if of_many:
         return "element-wise"
     result = max((each.elements for each in results), default=0)
     stored = (each.bytes // BYTES.get(each.type, 4) for each in inputs)
     return "broadcast" if any(1 < each < result for each in stored) else "element-wise"
+
+
+@lru_cache(maxsize=1024)
+def _is_pointwise(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.pointwise in getattr(packet, each).tags for each in overloads)

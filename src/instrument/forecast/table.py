@@ -93,10 +93,12 @@ class Table:
     def measurements(self, operation: Operation, gpu: str) -> Measurements | None:
         """Return the measurements of a family on a GPU; None if there are none.
 
-        Both 16-bit types run at the same rate. Where a type has only some of the matmuls, they stand for all.
+        Both 16-bit types run at the same rate where the GPU has units for both. Where a type has only some of the
+        matmuls, they stand for all.
         """
         found = self.gpus[gpu].families if gpu in self.gpus else {}
-        types = (operation.type, _TWINS.get(operation.type, ANY_TYPE), ANY_TYPE)
+        twins = _TWINS if _TWINS.keys() <= GPUS[gpu].peak.flops_per_s.keys() else {}
+        types = (operation.type, twins.get(operation.type, ANY_TYPE), ANY_TYPE)
         families = dict.fromkeys((operation.family, *(MATMULS if operation.family in MATMULS else ())))
         keys = ((family, kind) for kind in types for family in families)
         return next((found[key] for key in keys if key in found), None)
