@@ -18,7 +18,7 @@ PEAKS = {"forward": 19487442944, "forward_mixed": 24008252416, "full_step": 5493
 
 @pytest.mark.parametrize("program", PEAKS)
 def test_the_peak_of_a_snapshot(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is within 5 %; each layer adds the same, so that two and three of them tell what 32 take."""
+    """It is within 5 %; each layer adds the same, so that three and four of them tell what 32 take."""
 
     def peak(layers: int) -> int:
         monkeypatch.setattr(small_transformer, "LAYERS", layers)

@@ -46,6 +46,3 @@ def test_steps_are_those_of_the_table() -> None:
         assert sum(errors) / len(errors) == pytest.approx(100 * gpu.steps.error, abs=0.1)
 
 
-def test_the_page_is_in_the_docs() -> None:
-    """Its folder is that of the docs."""
-    assert Path("docs") == PAGE.relative_to(Path(__file__).parents[2]).parent
