@@ -24,6 +24,8 @@ from .state import PINNED, RunState, as_cuda, tensors
 
 _PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, FakeTensor}
 _RULES: dict[Any, OperatorRule] = {}
+_DEVICE = torch.ops.prim.device.default
+_META = torch.device("meta")
 _ON_GPU_HINT = (
     ". Tensors made before the dry run, such as those of a batch, an optimizer or a copy of the model, are on the "
     "CPU unless on_gpu names them: on_gpu=[model, batch, optimizer]"
@@ -47,6 +49,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         """Run one operator."""
         if types and not _PLAIN_TYPES.issuperset(types):
             return NotImplemented  # a tensor subclass goes first, and its own operators come back here
+        if func is _DEVICE and type(args[0]) is FakeTensor:  # C++ asks twice an operator
+            return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         with torch._C.DisableTorchFunction():  # in the backward pass, it would see each look at a shape
             return self._run(func, args, kwargs or {})
 
