@@ -1,31 +1,25 @@
-"""Records each operator that a dry run calls on the GPU; costs 10 us an operator."""
+"""Records each operator that a dry run calls on the GPU."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType, NoneType
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
 
-from ...base.compat import distributed
 from ...base.guard import guard
 from ...base.patch import Patch
 from .calls import Call, CallRecord, Memory, TensorInfo
 from .launches import contiguous_stride
 from .places import Places, ThreadPlaces, patches
+from .signatures import Found, Signatures, plain_value
 
 FEATURE = "counting operators"
 _COPY_NAME = "_to_copy"
 _TO_COPY = getattr(torch.ops.aten, _COPY_NAME).default
-_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_LONG = 8  # tensors; longer lists are told apart by the numbers of elements
-_ELEMENTS = torch.Tensor.numel
 _VIEW, _DYNAMIC, _ORDINARY = range(3)  # kinds of operators: of the second, arguments do not determine the results
-_VALUES = frozenset((
-    int, float, bool, complex, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format,
-))  # fmt: skip
 
 
 class Steps(Protocol):
@@ -63,7 +57,8 @@ class CallRecorder:
         self._places = Places(path, on_model)
         self._memory = memory
         self.record = CallRecord(places=self._places.places)
-        self._index_of: dict[tuple[Any, ...], int] = {}
+        self._signatures = Signatures()
+        self._index_of: dict[Any, int] = {}
         self._kinds: dict[Any, int] = {}
         self._looked_at: set[int] = set()  # places since the last update
         self._step: int | None = None  # of the last mark
@@ -77,6 +72,7 @@ class CallRecorder:
         out: Any,
         *,
         mixed: bool,
+        found: Found | None = None,
     ) -> None:
         """Record one operator that ran on ``thread``.
 
@@ -87,6 +83,7 @@ class CallRecorder:
             kwargs: its arguments by keyword.
             out: its results.
             mixed: whether its tensors may be on the GPU and elsewhere.
+            found: its signature, if that is known, and the tensors among its arguments.
         """
         try:
             place = self._place(thread, sys._getframe(1))
@@ -95,21 +92,7 @@ class CallRecorder:
             kind = self._kinds.get(func)
             if kind is None:
                 kind = self._kinds[func] = _kind_of(func)
-            if kind == _VIEW:
-                key: Any = func
-            else:
-                parts: list[Any] = [func]
-                ids: list[int] = []
-                self._add_key(args, parts, ids, mixed)
-                if kwargs:
-                    parts += kwargs
-                    self._add_key(kwargs.values(), parts, ids, mixed)
-                if len(ids) > 1 and len(set(ids)) < len(ids):
-                    first: dict[int, int] = {}
-                    parts.append(tuple([first.setdefault(each, len(first)) for each in ids]))
-                if kind == _DYNAMIC:
-                    self._add_key([out], parts, [], False)
-                key = tuple(parts)
+            key = func if kind == _VIEW else self._key(kind, func, args, kwargs, out, mixed, found)
             call = self._index_of.get(key)
             if call is None:
                 view = kind == _VIEW
@@ -145,6 +128,23 @@ class CallRecorder:
             self.record.marks.append((len(self.record), steps.step))
         return place
 
+    def _key(
+        self,
+        kind: int,
+        func: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        out: Any,
+        mixed: bool,
+        found: Found | None,
+    ) -> Any:
+        """Return what equal calls have in common: their signature, and where their tensors are."""
+        if kind == _DYNAMIC:
+            found = self._signatures.find(func, [*args, out], kwargs)
+        signature, given = found or self._signatures.find(func, args, kwargs)
+        told_apart = given if mixed else [given[place] for place in signature.scalars]
+        return (signature, *map(self._memory, told_apart)) if told_apart else signature
+
     def _append(self, key: Any, call: Call) -> int:
         self.record.calls.append(call)
         self._index_of[key] = len(self.record.calls) - 1
@@ -179,33 +179,6 @@ class CallRecorder:
                 self.record.order.extend((call, place))
         except Exception as error:
             guard.failed(FEATURE, error)
-
-    def _add_key(self, values: Any, parts: list[Any], ids: list[int], mixed: bool) -> None:
-        """Append what tells calls apart; shapes, strides and types of tensors."""
-        for value in values:
-            kind = type(value)
-            if kind in _TENSORS or isinstance(value, torch.Tensor):
-                shape = value.shape
-                try:
-                    parts += (shape, value.dtype, value.stride())
-                except RuntimeError:  # sparse tensors have none
-                    parts += (shape, value.dtype, value.layout)
-                ids.append(id(value))
-                if mixed or not shape:
-                    parts.append(self._memory(value))
-            elif kind in _VALUES:
-                parts += (kind, value)
-            elif kind is list or kind is tuple:
-                if len(value) > _LONG and type(value[0]) in _VALUES:
-                    parts.append(tuple(value))
-                elif len(value) > _LONG and isinstance(value[0], torch.Tensor):
-                    parts += map(_ELEMENTS, value)
-                    parts += (len(value), value[0].shape, value[0].dtype, value[-1].shape, value[-1].dtype)
-                else:
-                    parts.append(len(value))
-                    self._add_key(value, parts, ids, mixed)
-            else:
-                parts.append(_value(value))
 
     def restart(self, step: int | None) -> None:
         """Make all operators so far a part of the step with this number."""
@@ -262,7 +235,7 @@ class _Description:
             )
         if isinstance(value, (list, tuple)):
             return tuple(map(self._describe, value))
-        return _value(value)
+        return plain_value(value)
 
 
 def _flat(values: tuple[Any, ...]) -> Iterator[Any]:
@@ -279,16 +252,3 @@ def stride_of(tensor: torch.Tensor) -> tuple[int, ...]:
         return tensor.stride()
     except RuntimeError:  # sparse tensors have none
         return contiguous_stride(tuple(map(int, tensor.shape)))
-
-
-def _value(value: Any) -> Any:
-    """Return a value that is not a tensor as a `Call` has it."""
-    if value is None or isinstance(value, (bool, int, float, complex, str)):
-        return value
-    if isinstance(value, torch.SymInt):
-        return int(value)
-    if isinstance(value, (torch.SymFloat, torch.SymBool)):
-        return str(value)
-    if isinstance(value, torch.Generator):
-        return "Generator"
-    return distributed.group_name(value) or str(value)
