@@ -30,7 +30,9 @@ class Signature:
     __slots__ = ("exact", "results", "scalars")
 
     def __init__(self, parts: Sequence[Any], given: Sequence[torch.Tensor]) -> None:
-        self.exact = not any(part is _UNSURE for part in parts)
+        self.exact = not any(
+            part is _UNSURE or (isinstance(part, torch.dtype) and part.is_complex) for part in parts
+        )  # complex tensors have a conjugate bit
         self.scalars = tuple(place for place, tensor in enumerate(given) if not tensor.dim())
         self.results: Any = None
 

@@ -35,6 +35,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ...explain.waits import sites
+from ..counting.signatures import Found, Signatures
+from .results import is_plain, is_sure, results_of
 from .state import tensors
 
 _READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
@@ -146,6 +148,28 @@ def _answer_of_check(answer: bool) -> bool:
     return answer if wanted is None else wanted
 
 
+class _Operator:
+    """What is the same in all calls of an operator.
+
+    Attributes:
+        name: its name without namespace and overload.
+        is_view: whether its result is a view.
+        is_sure: whether shapes and the like determine the results.
+        decides: whether values of the results may be known if nothing is known of the arguments.
+    """
+
+    __slots__ = ("decides", "is_sure", "is_view", "name")
+
+    def __init__(self, func: Any) -> None:
+        self.name = func._schema.name.partition("::")[2]
+        self.is_view: bool = func.is_view
+        self.is_sure = is_sure(func)
+        self.decides = self.name in _FILLS or self.name in _NEVER_TRUE or self.name in _COMPARISONS
+
+
+_OPERATORS: dict[Any, _Operator] = {}
+
+
 class DatalessMode:
     """A FakeTensorMode that answers reads of values.
 
@@ -157,33 +181,45 @@ class DatalessMode:
         self.mode: Any = FakeTensorMode(allow_non_fake_inputs=True)
         self._random = torch.Generator()
         self._seeds = count()
+        self._signatures = Signatures()
 
-    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run one operator."""
-        name = func._schema.name.partition("::")[2]
-        if name == "_local_scalar_dense":
-            return self._value(args[0])
-        out = self._run(func, name, args, kwargs)
-        if name in _COPIES and not is_meta(out) and any(map(is_meta, tensors(args))):
-            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # as torch says
-        if name not in LEAVE_DATA_UNCHANGED:
-            with _modes_off():
-                run_on_known_data(func, args, kwargs, out)
-        return out
-
-    def _run(self, func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        value = known_of(name, args)
+    def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Found]:
+        """Run one operator; return its results, its signature and the tensors among its arguments."""
+        operator = _OPERATORS.get(func)
+        if operator is None:
+            operator = _OPERATORS[func] = _Operator(func)
+        offsets = [tensor.storage_offset() for tensor in tensors(args)] if operator.is_view else ()
+        found = self._signatures.find(func, args, kwargs, torch.get_default_dtype(), *offsets)
+        if operator.name == "_local_scalar_dense":
+            return self._value(args[0]), found
+        given, mode = found[1], self.mode
+        plain = operator.is_sure and found[0].exact and all([is_plain(tensor, mode) for tensor in given])
+        unknown = plain and given and not operator.decides and not any(map(_has_notes, given))
+        value = None if unknown else known_of(operator.name, args)
         try:
-            out = func(*args, **kwargs)
+            out = results_of(mode, func, args, kwargs, found) if plain else func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            out = tree_map_only(torch.Tensor, self.mode.from_tensor, self.run_with_data(func, *args, **kwargs))
+            out = tree_map_only(torch.Tensor, mode.from_tensor, self.run_with_data(func, *args, **kwargs))
             out = _answer_of_check(out) if isinstance(out, bool) else out
+        if not unknown:
+            self._follow(operator, func, args, kwargs, out, value)
+        return out, found
+
+    def _follow(
+        self, operator: _Operator, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, value: Any
+    ) -> None:
+        """Note what is known of the data after an operator; ``value`` is that of all elements of the result."""
+        name = operator.name
         if func._schema.is_mutable and name not in LEAVE_DATA_UNCHANGED:
             for tensor in tensors(list(args[:1])):
                 note(tensor, value)
         elif value is not None and isinstance(out, torch.Tensor):
             note(out, value)
-        return out
+        if name in _COPIES and not is_meta(out) and any(map(is_meta, tensors(args))):
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # as torch says
+        if name not in LEAVE_DATA_UNCHANGED:
+            with _modes_off():
+                run_on_known_data(func, args, kwargs, out)
 
     def run_or_use_data(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Call ``func``; if it is C++ code that reads the data itself, pass tensors with data."""
@@ -327,6 +363,12 @@ def notes_of(tensor: torch.Tensor) -> dict[str, Any]:
     if notes is None:
         notes = storage._instrument_data = {}
     return notes
+
+
+def _has_notes(tensor: torch.Tensor) -> bool:
+    """Return whether anything is known of the data of ``tensor``, which has a storage."""
+    storage = tensor.untyped_storage()
+    return bool(getattr(storage, "_instrument_data", None)) or getattr(storage, _KEY, None) is not None
 
 
 def note(tensor: torch.Tensor, value: Any) -> None:

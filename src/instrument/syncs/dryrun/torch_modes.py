@@ -76,7 +76,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         thread.depth += 1
         try:
             fake = state.fake
-            out = run_or_widen(func, args, kwargs) if fake is None else fake.run(func, args, kwargs)
+            if fake is None:
+                out, found = run_or_widen(func, args, kwargs), None
+            else:
+                out, found = fake.run(func, args, kwargs)
         finally:
             thread.depth -= 1
         if fake is not None and isinstance(out, torch.Tensor) and out.layout is not torch.strided:
@@ -94,8 +97,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                 if rule.counted:
                     mixed = rule.check is not None
                     if rule.on_gpu is not None:
-                        func, args = rule.on_gpu(args) or (func, args)
-                    state.calls.add(thread.places, func, args, kwargs, out, mixed=mixed)
+                        translated = rule.on_gpu(args)
+                        if translated is not None:
+                            (func, args), found = translated, None
+                    state.calls.add(thread.places, func, args, kwargs, out, mixed=mixed, found=found)
         return out
 
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
