@@ -18,6 +18,9 @@ class Noted:
     def record_sync(self, op: str, cause: str = "") -> None:
         self.waits.append(op)
 
+    def note_stream(self, kind: str, stream: int | None, event: int = 0) -> None:
+        pass
+
     def record_not_covered(self, why: str) -> None:
         self.gaps.append(why)
 

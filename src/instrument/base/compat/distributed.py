@@ -1,21 +1,74 @@
-"""Process groups, as operators of torch.distributed take them."""
+"""Process groups, as operators of torch.distributed take them, and the group that sends nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
+FAKE = "fake"
+"""The name of the backend that sends nothing."""
+
 
 def group_name(argument: Any) -> str:
     """Return "group " and the name of the process group that an operator takes; "" for anything else."""
+    group = _unboxed(argument)
+    return f"group {group.group_desc or group.group_name}" if group is not None else ""
+
+
+def group_of(argument: Any) -> tuple[str, int] | None:
+    """Return the name and the size of a process group that an operator takes; None for anything else.
+
+    Args:
+        argument: a process group, or its name.
+    """
+    import torch
+
+    if isinstance(argument, str):
+        resolve = getattr(torch.distributed.distributed_c10d, "_resolve_process_group", None)
+        try:
+            return (argument, resolve(argument).size()) if resolve is not None else None
+        except (LookupError, RuntimeError, ValueError):  # another text
+            return None
+    group = _unboxed(argument)
+    return (group.group_desc or group.group_name, group.size()) if group is not None else None
+
+
+def _unboxed(argument: Any) -> Any:
     import torch
 
     if not isinstance(argument, torch.ScriptObject) or not torch.distributed.is_available():
-        return ""
+        return None
     kind = getattr(torch.distributed.distributed_c10d, "ProcessGroup", None)
-    if kind is None:
-        return ""
     try:
-        group = kind.unbox(argument)
-        return f"group {group.group_desc or group.group_name}"
+        group = kind.unbox(argument) if kind is not None else None
+        return group if group is None or group.group_name else None
     except (AttributeError, RuntimeError):  # another object, or another version of torch
-        return ""
+        return None
+
+
+def fake_store() -> Any:
+    """Register the backend `FAKE` and return a store for it.
+
+    Raises:
+        RuntimeError: this version of torch has none.
+    """
+    try:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+    except ImportError:
+        raise RuntimeError("this version of torch has no process group that sends nothing") from None
+    return FakeStore()
+
+
+def finished_work(results: list[Any]) -> Any:
+    """Return the `Work` of a collective that is over; None if this version of torch cannot make one.
+
+    Args:
+        results: the tensors that it made.
+    """
+    import torch
+
+    make = getattr(getattr(torch._C, "_distributed_c10d", None), "_create_work_from_future", None)
+    if make is None:
+        return None
+    future: Any = torch.futures.Future()  # type: ignore[var-annotated, unused-ignore]
+    future.set_result(results)
+    return make(future)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from ...base.findings import Site
+from .streams import StreamNote
 
 Phase = Literal["forward", "backward", "recomputed", "optimizer"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recomputed", "optimizer")
@@ -142,11 +143,13 @@ class Span:
         record: the record.
         call: for each operator, its index in `CallRecord.calls`.
         place: for each operator, its index in `CallRecord.places`.
+        notes: what orders the work of streams; the positions are those in this stretch.
     """
 
     record: CallRecord
     call: np.ndarray[Any, np.dtype[np.int32]]
     place: np.ndarray[Any, np.dtype[np.int32]]
+    notes: tuple[StreamNote, ...] = ()
 
     def __len__(self) -> int:
         return len(self.call)
@@ -178,12 +181,16 @@ class CallRecord:
         order: the index of a call and of its place, for each operator in order.
         marks: where steps begin: a number of operators, and the number of the step (1 is the first; 0 before the
             first update, None before an optimizer is made).
+        notes: what orders the work of streams.
+        groups: the size of each process group that collectives took, by its name.
     """
 
     calls: list[Call] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
     order: array[int] = field(default_factory=lambda: array("i"))
     marks: list[tuple[int, int | None]] = field(default_factory=list)
+    notes: list[StreamNote] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.order) // 2
@@ -200,7 +207,15 @@ class CallRecord:
         parts = [(begin, end) for (begin, step), end in zip(self.marks, ends, strict=False) if step in wanted]
         pairs = np.array(self.order, np.int32).reshape(-1, 2)
         chosen = np.concatenate([pairs[begin:end] for begin, end in parts]) if parts else pairs[:0]
-        return Span(self, chosen[:, 0], chosen[:, 1])
+        return Span(self, chosen[:, 0], chosen[:, 1], tuple(self._notes_in(parts)))
+
+    def _notes_in(self, parts: list[tuple[int, int]]) -> Iterator[StreamNote]:
+        before = 0
+        for begin, end in parts:
+            for note in self.notes:
+                if begin <= note.position < end or note.position == end == len(self):
+                    yield note._replace(position=note.position - begin + before)
+            before += end - begin
 
     @property
     def steps(self) -> list[int]:

@@ -188,6 +188,7 @@ class CallRecorder:
         """Drop all operators so far."""
         del self.record.order[:]
         self.record.marks.clear()
+        self.record.notes.clear()
 
     def patches(self, thread: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
         """Return what must be patched; ``thread`` returns what is known of the calling thread."""

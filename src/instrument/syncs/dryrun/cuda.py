@@ -23,7 +23,7 @@ from ...base.imports import loaded_modules
 from ...base.patch import Patch, apply, undo
 from . import libraries
 from .devices import DefaultGenerator, Event, Generator, Gpus, Graph, Properties, Stream, make_graphed_callables
-from .patches import Replacement, calling
+from .replacement import Replacement, calling
 from .state import RunState
 
 _CachedFunction = type(functools.lru_cache(lambda: None))

@@ -164,6 +164,8 @@ class Gpus:
     def select_stream(self, stream_id: int, device_index: int, device_type: int = CUDA) -> None:
         """Make a stream the current one of its device, and its device the current device."""
         self.select(device_index)
+        if self.thread.streams.get(device_index, 0) != stream_id:
+            self.log.note_stream("select", stream_id)
         self.thread.streams[device_index] = stream_id
 
     def of(self, stream: tuple[int, int, int]) -> Stream:
@@ -330,9 +332,12 @@ class Stream(Pretended):
         return 0, self.cuda_stream
 
     def wait_event(self, event: Any) -> None:
-        """Do nothing: no work is pending."""
+        """Note that what follows waits for the event; no work is pending."""
+        self._gpus.log.note_stream("wait", self.stream_id, id(event))
 
-    wait_stream = wait_event
+    def wait_stream(self, stream: Any) -> None:
+        """Note that what follows waits for the work of another stream; no work is pending."""
+        self.wait_event(stream.record_event())
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, a new one if none is given; return it."""
@@ -393,9 +398,11 @@ class Event(Pretended):
         self._recorded = time.perf_counter_ns()
         self.device = torch.device("cuda", self._gpus.current) if stream is None else stream.device
         self.cuda_event = self.event_id = id(self)
+        self._gpus.log.note_stream("record", None if stream is None else stream.stream_id, id(self))
 
     def wait(self, stream: Any = None) -> None:
-        """Do nothing: no work is pending."""
+        """Note that what follows waits for this event; no work is pending."""
+        self._gpus.log.note_stream("wait", None if stream is None else stream.stream_id, id(self))
 
     def query(self) -> bool:
         """Return True: all work is done."""

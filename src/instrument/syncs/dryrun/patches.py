@@ -6,7 +6,6 @@ Also replaced is code of torch that reads the device of a tensor or storage in C
 from __future__ import annotations
 
 import concurrent.futures.thread
-import inspect
 import logging
 import multiprocessing.process
 import os
@@ -14,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import wraps
 from itertools import islice
 from traceback import walk_stack
 from typing import Any
@@ -31,7 +29,9 @@ from ...base.patch import Patch
 from ...explain.waits.operations import FROM_GPU, FROM_PAGEABLE
 from ..counting.calls import Memory
 from . import autocast, handlers
+from .collectives import collectives, ranks_in_environment
 from .dataless import note
+from .replacement import Replacement, calling
 from .rules import record_transfer
 from .state import PINNED, RunState, Tags, as_cuda
 from .torch_modes import DispatchMode, FunctionMode, register_higher_order_operators
@@ -77,22 +77,6 @@ def modes(state: RunState) -> Iterator[None]:
         yield
 
 
-Replacement = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function that makes the replacement
-
-
-def calling(function: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Return the maker of a replacement of ``original`` that calls ``function(original, *arguments)``."""
-
-    def make(original: Any) -> Any:
-        @wraps(original)  # pickles name it
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return function(original, *args, **kwargs)
-
-        return call
-
-    return make
-
-
 _WORKER_LOOP = worker._worker_loop
 
 
@@ -135,27 +119,6 @@ def _processes(state: RunState) -> Iterator[Replacement]:
 
     yield worker, "_worker_loop", lambda original: worker_loop
     yield multiprocessing.process.BaseProcess, "start", calling(start)
-
-
-def _collectives(state: RunState) -> Iterator[Replacement]:
-    """Run the collectives of NCCL on gloo, as NCCL needs GPUs."""
-
-    def substitute(original: Any, *args: Any, **kwargs: Any) -> Any:
-        # Without a backend, a new group has that of the first one, which has nccl for GPUs
-        default = "nccl" if original.__name__ == "init_process_group" else None
-        given = inspect.signature(original).bind(*args, **kwargs)
-        given.arguments.setdefault("backend", default)
-        if "nccl" in str(given.arguments["backend"] or default).lower():
-            state.record_not_covered("collectives ran on gloo instead of nccl")
-            given.arguments["backend"] = "gloo"
-        return original(*given.args, **given.kwargs)
-
-    if torch.distributed.is_available():
-        meshes = sys.modules.get("torch.distributed.device_mesh")
-        for owner in (torch.distributed, torch.distributed.distributed_c10d, meshes):
-            yield owner, "init_process_group", calling(substitute)
-            yield owner, "new_group", calling(substitute)
-            yield owner, "is_nccl_available", lambda original: lambda: True
 
 
 def _hooks(state: RunState) -> Iterator[Replacement]:
@@ -337,6 +300,13 @@ def _storages(state: RunState) -> Iterator[Replacement]:
             return source.detach()
         return original(source, *args, **kwargs)
 
+    def resize(original: Any, storage: Any, size: int) -> Any:
+        original(storage, size)  # as FSDP frees and allocates the parameters that it gathered
+        if tags.storage_device(storage) is not None:
+            state.note_memory(storage, True)
+        return storage
+
+    yield torch.UntypedStorage, "resize_", calling(resize)
     yield torch.UntypedStorage, "__new__", make_new
     yield torch.UntypedStorage, "device", device
     yield torch.UntypedStorage, "copy_", calling(copy_)
@@ -445,7 +415,7 @@ def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 _CHANGES: tuple[Callable[[RunState], Iterator[Replacement]], ...] = (
-    _python_bodies, _storages, _threads, _processes, _collectives, _hooks, _traced, _compiled, _dataless,
+    _python_bodies, _storages, _threads, _processes, collectives, _hooks, _traced, _compiled, _dataless,
 )  # fmt: skip
 
 
@@ -453,6 +423,7 @@ _CHANGES: tuple[Callable[[RunState], Iterator[Replacement]], ...] = (
 def patched(state: RunState) -> Iterator[None]:
     """Replace functions that must know the pretended devices; restore all at the end, even after an error."""
     with ExitStack() as stack:
+        stack.enter_context(ranks_in_environment(state))
         for changes in _CHANGES:
             for owner, name, make in changes(state):
                 if hasattr(owner, name):

@@ -47,6 +47,7 @@ class OperatorRule:
         checked: whether its synchronizations are known.
         counted: whether it does anything on a GPU.
         on_gpu: the operator that a GPU runs in its place, for some arguments; None if there is none.
+        communicates: whether it is one of torch.distributed.
     """
 
     check: Check | None
@@ -58,6 +59,7 @@ class OperatorRule:
     on_gpu: Translation | None
     checked: bool
     counted: bool
+    communicates: bool
 
 
 def record_copy(state: RunState, target: Any, source: Any, non_blocking: bool) -> None:
@@ -252,4 +254,5 @@ def rule_of(func: Any) -> OperatorRule:
         same_device=namespace == "aten" and name not in _MIXED_DEVICES,
         writes=bool(written) and all(written) and name.endswith("_"),
         on_gpu=TRANSLATED.get(func), checked=namespace in _CHECKED_NAMESPACES, counted=namespace != "prim",
+        communicates=namespace in ("c10d", "_c10d_functional"),
     )  # fmt: skip

@@ -109,6 +109,7 @@ def dry_run_file(
     steps: int | None = None,
     time_limit: float | None = None,
     step_on: str | None = None,
+    ranks: int = 1,
     on_caught_stop: Callable[[DryRunReport], None] | None = None,
 ) -> DryRunReport:
     """Run a script as if there were a GPU, or import it and call one function of it.
@@ -122,6 +123,8 @@ def dry_run_file(
         args: the arguments of the script.
         steps: the number of steps after which the run ends, where the next step begins; None means no limit.
         time_limit: the number of seconds after which the run ends.
+        ranks: run the program as the first of so many ranks on one machine, without the others: collectives send
+            nothing.
         on_caught_stop: called with the report if the script catches the exception that ends it and goes on, as
             with ``except BaseException`` in a loop, or at the second Ctrl-C or SIGTERM; must end the process. None
             lets the script go on.
@@ -139,7 +142,7 @@ def dry_run_file(
     before = sys.argv, list(sys.path), dict(sys.modules)
     sys.argv, sys.path[:0] = [str(program), *args], [str(folder), str(Path.cwd())]
     try:
-        with dry_run_context(fake, Budget(budget), script=function is None, step_on=step_on) as run:
+        with dry_run_context(fake, Budget(budget), script=function is None, step_on=step_on, ranks=ranks) as run:
             run.ends_by_ctrl_c = True
             stopper = ProgramStopper(
                 None if on_caught_stop is None else lambda stopped: on_caught_stop(run.report(stopped))
@@ -330,10 +333,11 @@ class DryRun:
     """One dry run, from its start to its report."""
 
     def __init__(
-        self, path: RegionPath, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool
-    ) -> None:
+        self, path: RegionPath, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool,
+        ranks: int,
+    ) -> None:  # fmt: skip
         self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
-        self.state = RunState(self.recorder, DatalessMode() if fake else None, budget)
+        self.state = RunState(self.recorder, DatalessMode() if fake else None, budget, ranks)
         self.regions = RegionCounter(self.recorder)
         if counts:
             self.state.calls = CallRecorder(
@@ -499,15 +503,16 @@ def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByS
 
 @contextlib.contextmanager
 def dry_run_context(
-    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None, counts: bool = True
-) -> Iterator[DryRun]:
+    fake: bool, budget: Budget, *, script: bool = False, step_on: str | None = None, counts: bool = True,
+    ranks: int = 1,
+) -> Iterator[DryRun]:  # fmt: skip
     """Install the pretended GPU, and watch the block."""
     if settings.dry_run:
         raise RuntimeError("a dry run is already running in this process")
     stack = contextlib.ExitStack()
     try:
         with uninterrupted():
-            run = _set_up(stack, fake, budget, script, step_on, counts)
+            run = _set_up(stack, fake, budget, script, step_on, counts, ranks)
         yield run
     finally:
         try:
@@ -518,13 +523,14 @@ def dry_run_context(
 
 
 def _set_up(
-    stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool
-) -> DryRun:
+    stack: contextlib.ExitStack, fake: bool, budget: Budget, script: bool, step_on: str | None, counts: bool,
+    ranks: int,
+) -> DryRun:  # fmt: skip
     # Each callback comes before the change that it undoes: an interrupt may come in between.
     stack.callback(setattr, settings, "dry_run", False)
     settings.dry_run = True
     path = RegionPath(lambda opened: run.note_region(opened))
-    run = DryRun(path, fake, budget, script, step_on, counts)
+    run = DryRun(path, fake, budget, script, step_on, counts, ranks)
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
     cuda = PretendedCuda(run.state)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from traceback import walk_stack
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -31,6 +31,7 @@ from ..counting.calls import Memory, TensorInfo
 from ..counting.memory import MemoryRecorder
 from ..counting.places import ThreadPlaces
 from ..counting.recorder import CallRecorder, stride_of
+from ..counting.streams import StreamNote
 from ..listener import LiveRecorder
 
 PINNED = "pinned"
@@ -176,6 +177,7 @@ class ThreadState:
         functions: the thread's function mode.
         foreign_depth: greater than 0 while the program's own FakeTensorMode handles tensors.
         depth: greater than 0 inside torch, where devices are the real ones.
+        stream: the number of the current stream of the GPU, as it was selected last.
         places: where the thread calls operators.
         created_on: the GPU on which the running function creates tensors, if the program says so.
         uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
@@ -191,6 +193,7 @@ class ThreadState:
     depth: int = 0
     created_on: torch.device | None = None
     uncounted_depth: int = 0
+    stream: int = 0
     places: ThreadPlaces = field(default_factory=ThreadPlaces)
 
 
@@ -202,8 +205,11 @@ class _Threads(threading.local):
 class RunState:
     """One dry run: its tags, its findings, and the state of each thread."""
 
-    def __init__(self, recorder: LiveRecorder, fake: Any, budget: Budget) -> None:
+    def __init__(self, recorder: LiveRecorder, fake: Any, budget: Budget, ranks: int = 1) -> None:
         self.recorder = recorder
+        self.ranks = ranks  # the run is rank 0 of so many
+        self.works: set[int] = set()  # the identities of collectives, as one of several ranks
+        self.last_work: Any = None
         self.budget = budget
         self.fake = fake  # the FakeTensorMode, or None
         self.calls: CallRecorder | None = None
@@ -259,6 +265,20 @@ class RunState:
         """Note that the autograd node that was just made belongs to the operator that is counted next."""
         if self.calls is not None:
             self.calls.note_node(self.thread.places)
+
+    def note_stream(self, kind: Literal["select", "record", "wait"], stream: int | None, event: int = 0) -> None:
+        """Note what orders the work of streams; see `StreamNote`. None is the current stream."""
+        if kind == "select":
+            self.thread.stream = stream or 0
+        if self.calls is not None and not self.thread.uncounted_depth:
+            stream = self.thread.stream if stream is None else stream
+            record = self.calls.record
+            record.notes.append(StreamNote(len(record), kind, stream, event))
+
+    def note_group(self, name: str, size: int) -> None:
+        """Note the size of the process group of a collective."""
+        if self.calls is not None:
+            self.calls.record.groups[name] = size
 
     def count_copy(
         self, tensor: Any, target: Memory, *, dtype: torch.dtype | None = None, non_blocking: bool = False,

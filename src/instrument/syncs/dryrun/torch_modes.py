@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from ...base.compat import operators
 from ...explain.waits.events import CHOSEN
 from ..counting.places import OUTSIDE, UNKNOWN
+from .collectives import note_collective
 from .rules import OperatorRule, rule_of
 from .state import PINNED, RunState, as_cuda, tensors
 
@@ -101,6 +102,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
                         if translated is not None:
                             (func, args), found = translated, None
                     state.calls.add(thread.places, func, args, kwargs, out, mixed=mixed, found=found)
+        if rule.communicates:
+            out = note_collective(state, func, args, out)
         return out
 
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
