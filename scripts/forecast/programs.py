@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import transformers
@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from instrument.forecast.operations import Tensor, operation_of
-from instrument.forecast.steps import StepCall
+from instrument.forecast.timeline import StepCall
 
 MODELS = {
     "bert_large": transformers.BertForPreTraining,
@@ -82,18 +82,29 @@ def _network(folder: Path, model: str, today: bool) -> torch.nn.Module:
     return network
 
 
+class Recorded(NamedTuple):
+    """The calls of a model; after how many of them each gradient is complete, and its bytes."""
+
+    calls: list[StepCall]
+    ready: list[tuple[int, int]]
+
+
 @lru_cache
-def calls(folder: Path, model: str, sequence: int, batch: int, train: bool, today: bool) -> list[StepCall]:
-    """Return the calls of the forward pass of a model, and of its backward pass if ``train``."""
+def recorded(folder: Path, model: str, sequence: int, batch: int, train: bool, today: bool) -> Recorded:
+    """Return the forward pass of a model, and its backward pass if ``train``."""
     network = _network(folder, model, today).train(train)
     tokens = torch.zeros(batch, sequence, dtype=torch.long, device="meta")
-    recorder = _Recorder()
+    recorder, ready = _Recorder(), list[tuple[int, int]]()
+    for each in network.parameters():
+        each.register_post_accumulate_grad_hook(
+            lambda done: ready.append((len(recorder.calls), done.numel() * done.element_size()))
+        )
     options = {} if model == "bert_large" else {"use_cache": False}
     with recorder, _dropout_as_on_cuda(), contextlib.nullcontext() if train else torch.no_grad():
         logits = network(tokens, **options)[0]
         if train:
             logits.backward(torch.empty_like(logits))
-    return recorder.calls
+    return Recorded(recorder.calls, ready)
 
 
 @contextlib.contextmanager

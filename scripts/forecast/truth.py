@@ -18,7 +18,7 @@ from instrument.forecast.table import Steps, Table, table_of
 from . import neusight, traces
 from .families import build
 from .neusight import Step
-from .programs import MODELS, calls, parameter_bytes
+from .programs import MODELS, parameter_bytes, recorded
 
 _SIGNIFICANT = 2  # standard errors
 _GPUS = 4
@@ -159,5 +159,5 @@ def _steps(folder: Path) -> list[Step]:
 
 
 def _forecast(folder: Path, step: Step, table: Table, today: bool) -> StepTime:
-    sequence = calls(folder, step.model, step.sequence, step.batch, step.kind == "train", today)
-    return step_time(sequence, GPUS[step.gpu], table)
+    of = recorded(folder, step.model, step.sequence, step.batch, step.kind == "train", today)
+    return step_time(of.calls, GPUS[step.gpu], table)

@@ -60,8 +60,8 @@ def test_a_model_that_does_not_fit(script: Path) -> None:
     script.write_text(SCRIPT.replace("512).cuda()", "4_000_000).cuda()"))
     _, out, _ = run("--gpu", "t4,h100", "--", script, 1024)
     small, large = out[out.index("gpu ") :].splitlines()[1:3]
-    assert small.endswith("of 17.2 GB: too much")
-    assert large.endswith("of 85.9 GB")
+    assert small.endswith("of 15.6 GB: too much")
+    assert large.endswith("of 84.9 GB")
 
 
 def test_table(script: Path, tmp_path: Path) -> None:

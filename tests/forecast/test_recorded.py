@@ -12,9 +12,9 @@ import instrument
 from instrument.forecast.forecast import Forecast, forecast_of
 from instrument.forecast.gpus import GPUS
 from instrument.forecast.recorded import step_calls
-from instrument.forecast.steps import StepCall
 from instrument.forecast.table import packaged_table
 from instrument.forecast.text import lines
+from instrument.forecast.timeline import StepCall
 from instrument.syncs.counting.step_counts import StepCounts
 
 WIDTH, ROWS = 256, 64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from instrument.forecast.gpus import GPUS
-from instrument.forecast.steps import LAUNCH_NS, VIEW_NS, StepCall, step_time
+from instrument.forecast.steps import step_time
+from instrument.forecast.timeline import LAUNCH_NS, VIEW_NS, StepCall
 
 from .tables import element_wise, measured, table
 

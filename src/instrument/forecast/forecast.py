@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..syncs.counting.step_counts import StepCounts
+from .assumed import Plan, as_recorded
 from .gpus import Gpu
 from .recorded import step_calls
 from .steps import StepTime, prices, step_time
@@ -29,6 +30,9 @@ class Forecast:
             there are none.
         peak_bytes: the memory at the peak; None if it is not known.
         synchronizations: how often the CPU waits for the GPU in the step.
+        ranks: on how many such GPUs the step runs.
+        assumed: what the program does not do itself on them, in words.
+        largest_batch: the largest batch that fits; None if it was not looked for.
     """
 
     gpu: Gpu
@@ -37,11 +41,14 @@ class Forecast:
     checked: Steps | None
     peak_bytes: int | None
     synchronizations: int
+    ranks: int = 1
+    assumed: str = ""
+    largest_batch: int | None = None
 
     @property
     def fits(self) -> bool | None:
-        """Whether the peak is less than the memory of the GPU, of which the driver takes some; None if unknown."""
-        return None if self.peak_bytes is None else self.peak_bytes <= self.gpu.memory_bytes
+        """Whether the peak is less than the memory that the GPU has for torch; None if it is not known."""
+        return None if self.peak_bytes is None else self.peak_bytes <= self.gpu.torch_bytes
 
     @property
     def is_bound(self) -> bool:
@@ -61,20 +68,22 @@ class Forecast:
             "memory_bytes": self.gpu.memory_bytes,
             "fits": self.fits,
             "synchronizations": self.synchronizations,
+            "ranks": self.ranks,
+            "assumed": self.assumed,
+            "largest_batch": self.largest_batch,
         }
 
 
-def forecast_of(
-    step: StepCounts, gpus: Iterable[Gpu], table: Table, peak_bytes: int | None = None
-) -> list[Forecast]:
+def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table, plan: Plan | None = None) -> list[Forecast]:
     """Return what a step takes on each of some GPUs.
 
     Args:
         step: the counts of the step.
         gpus: the GPUs.
         table: the measured operators.
-        peak_bytes: the memory of the run at its peak; None if it is not known.
+        plan: the step on as many GPUs as it runs on; None for one.
     """
+    plan = plan or as_recorded(step.span, None)
     calls = step_calls(step.span)
     found = []
     for gpu in gpus:
@@ -88,6 +97,8 @@ def forecast_of(
                     checked.factor if checked else 1.0
                 )
         longest = dict(sorted(regions.items(), key=lambda item: -item[1]))
-        time = step_time(calls, gpu, table)
-        found.append(Forecast(gpu, time, longest, checked, peak_bytes, step.synchronizations))
+        time = step_time(plan.calls, gpu, table, plan.notes)
+        found.append(
+            Forecast(gpu, time, longest, checked, plan.peak_bytes, step.synchronizations, plan.ranks, plan.assumed)
+        )
     return found

@@ -92,7 +92,7 @@ _NO_KERNEL = frozenset((
     "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real", "_conj", "_reshape_alias", "_unsafe_view",
 ))  # fmt: skip
 _COPIES = frozenset(("_to_copy", "clone", "contiguous", "copy_"))
-_JOINS = frozenset(("cat", "stack"))
+_JOINS = frozenset(("cat", "stack", "all_gather_copy_in", "chunk_cat", "split_with_sizes_copy"))
 _REDUCTIONS = frozenset((
     "all", "amax", "amin", "any", "argmax", "argmin", "linalg_vector_norm", "logsumexp", "max", "mean", "min",
     "nll_loss_forward", "norm", "prod", "std", "sum", "var", "var_mean", "_foreach_norm",
@@ -137,7 +137,7 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
         inputs: the tensors among its arguments.
         results: the tensors that it returns.
     """
-    name = name.removeprefix("aten::").partition(".")[0]
+    name = name.rpartition("::")[2].partition(".")[0]
     if name in _NO_KERNEL or not (results or inputs):
         return None
     kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")

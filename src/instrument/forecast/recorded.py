@@ -1,19 +1,27 @@
-"""The calls of a step that a dry run recorded, as a forecast takes them."""
+"""The calls of a step that a dry run recorded, and what orders them, as a forecast takes them."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ..syncs.counting.calls import Call, Span, TensorInfo
 from ..syncs.counting.kernels import launches_of
+from ..syncs.counting.step_counts import group_of
+from ..syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote
 from ..syncs.counting.work import work_of
+from .links import Collective, Kind
 from .operations import Tensor, operation_of
-from .steps import StepCall
+from .timeline import StepCall
 
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64",
     torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8", torch.uint8: "int8",
 }  # fmt: skip
+_KINDS: tuple[tuple[str, Kind], ...] = (
+    ("reduce_scatter", "reduce-scatter"), ("reducescatter", "reduce-scatter"), ("gather", "all-gather"),
+    ("alltoall", "all-gather"), ("all_to_all", "all-gather"), ("reduce", "all-reduce"),
+)  # fmt: skip
 _READS_RESULT = "aten::_local_scalar_dense"  # such as `.item()`
 
 
@@ -23,13 +31,35 @@ def step_calls(span: Span) -> list[StepCall]:
     calls = []
     for call, _ in span:
         if call not in known:
-            known[call] = _step_call(call)
+            known[call] = _step_call(call, span.record.groups)
         calls.append(known[call])
     return calls
 
 
-def _step_call(call: Call) -> StepCall:
+def stream_notes(span: Span) -> list[StreamNote]:
+    """Return what orders the calls of a step.
+
+    Nobody is seen to wait where C++ code waits for a collective, as the reducer of DistributedDataParallel does
+    when the last gradients of the backward pass are on their way.
+    """
+    awaited = {note.event for note in span.notes if note.kind == "wait"}
+    sent = [note for note in span.notes if note.stream == COMMUNICATION and note.event not in awaited]
+    phases = np.array([place.phase == "forward" for place in span.record.places], bool)
+    forward = np.concatenate(([0], np.cumsum(phases[span.place])))
+    waits: list[StreamNote] = []
+    for note in reversed(sent):
+        end = waits[-1].position if waits else note.position
+        end = end if forward[end] == forward[note.position] else note.position
+        waits.append(StreamNote(end, "wait", DEFAULT, note.event))
+    return sorted([*span.notes, *reversed(waits)], key=lambda note: note.position)
+
+
+def _step_call(call: Call, groups: dict[str, int]) -> StepCall:
     launches = launches_of(call).works
+    if launches and launches[0].family == "collective":
+        name = call.name.rpartition("::")[2]
+        kind: Kind = next((kind for part, kind in _KINDS if part in name), "broadcast")
+        return StepCall(None, collective=Collective(kind, launches[0].bytes, groups.get(group_of(call), 1)))
     waits = call.name == _READS_RESULT or any(
         (launch.family, launch.source, launch.target) == ("memcpy", "gpu", "cpu") for launch in launches
     )

@@ -8,6 +8,7 @@ from ..base.printable import shown_name
 from ..base.units import duration, percentage, size
 from ..explain.waits.report import times
 from .forecast import Forecast
+from .links import LINKS
 
 _ROWS = 6
 _COLUMN = 20
@@ -15,12 +16,17 @@ _COLUMN = 20
 
 def lines(forecasts: Sequence[Forecast]) -> Iterator[str]:
     """Yield the lines of the forecasts of a step: the GPUs side by side, then each by region and family."""
-    yield f"{'gpu':<10}{'step':>10}  {'range':<24}{'bound by':<10}{'memory':<24}".rstrip()
+    batch = any(each.largest_batch is not None for each in forecasts)
+    yield f"{'gpu':<10}{'step':>10}  {'range':<24}{'bound by':<10}{'memory':<24}{'batch' * batch}".rstrip()
     for each in forecasts:
         time = each.time
         span = f"{duration(time.least_ns)} to {duration(time.most_ns)}"
-        row = f"{each.gpu.name:<10}{duration(time.ns):>10}  {span:<24}{time.limit.upper():<10}{_memory(each):<24}"
+        name = f"{each.ranks} x {each.gpu.name}" if each.ranks > 1 else each.gpu.name
+        row = f"{name:<10}{duration(time.ns):>10}  {span:<24}{time.limit.upper():<10}{_memory(each):<24}"
+        row += "" if each.largest_batch is None else f"{each.largest_batch:<7}"
         yield (row + "  bound, not forecast" * each.is_bound).rstrip()
+    if forecasts[0].assumed:
+        yield f"{forecasts[0].assumed}"
     for each in forecasts:
         yield ""
         yield from _details(each)
@@ -37,6 +43,12 @@ def _memory(forecast: Forecast) -> str:
 def _details(forecast: Forecast) -> Iterator[str]:
     time = forecast.time
     yield f"{forecast.gpu.name}: GPU {duration(time.gpu_ns)}, CPU {duration(time.cpu_ns)} to launch"
+    if time.communication_ns:
+        hidden = time.communication_ns - time.exposed_ns
+        yield (
+            f"  communication over {LINKS[forecast.gpu.name].name}: {duration(time.communication_ns)}, of which "
+            f"{duration(time.exposed_ns)} exposed and {duration(hidden)} hidden; not measured"
+        )
     if forecast.synchronizations:
         yield f"  the CPU waits for the GPU {times(forecast.synchronizations)} in the step"
     checked = forecast.checked

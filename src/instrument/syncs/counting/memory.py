@@ -43,6 +43,7 @@ class MemoryRecord:
         kinds: what allocations are for, where that is known: "parameters", "gradients", "optimizer_state", "casts"
             or "workspace".
         in_place: allocations that CUDA does not make if the first or second of two others ends right after.
+        models: the modules of the models that were called, and their parameters.
     """
 
     def __init__(self) -> None:
@@ -51,6 +52,29 @@ class MemoryRecord:
         self.positions = array("i")
         self.kinds: dict[int, str] = {}
         self.in_place: dict[int, tuple[int, ...]] = {}
+        self.models = Models()
+
+
+class Models:
+    """The models of a run.
+
+    Attributes:
+        classes: the class of each module by its path, as `Place.module` has it.
+        parameters: the bytes of each parameter that is trained, by its path; one that modules share counts once.
+    """
+
+    def __init__(self) -> None:
+        self.classes: dict[str, str] = {}
+        self.parameters: dict[str, int] = {}
+
+    def add(self, model: torch.nn.Module) -> None:
+        """Note a model that the program calls."""
+        root = type(model).__name__
+        for path, module in model.named_modules():
+            self.classes[f"{root}.{path}" if path else root] = type(module).__qualname__
+        for path, each in model.named_parameters():
+            if each.requires_grad:
+                self.parameters[f"{root}.{path}"] = each.numel() * each.element_size()
 
 
 class MemoryRecorder:
@@ -144,6 +168,7 @@ class MemoryRecorder:
 
     def mark_model(self, model: torch.nn.Module) -> None:
         """Note what the parameters, gradients and buffers of a model are for."""
+        self.record.models.add(model)
         parameters = list(model.parameters())
         self.mark([*parameters, *model.buffers()], "parameters")
         self.mark([each.grad for each in parameters if each.grad is not None], "gradients")

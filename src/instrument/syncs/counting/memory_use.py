@@ -125,6 +125,17 @@ def memory_use(record: MemoryRecord, calls: CallRecord, limit: int | None = None
     return MemoryUse(replay.peak, replay.allocator.max_reserved, place, uses, step_peaks, fits)
 
 
+def replayed(record: MemoryRecord, limit: int | None = None) -> CachingAllocator | None:
+    """Return the allocator after the allocations of a run; None if they do not fit into ``limit`` bytes."""
+    replay = _Replay(CachingAllocator(limit))
+    try:
+        for _ in _events(record, replay):
+            pass
+    except NoMemoryLeftError:
+        return None
+    return replay.allocator
+
+
 def _events(record: MemoryRecord, replay: _Replay, last: int | None = None) -> Iterator[tuple[int, int]]:
     """Replay the events up to ``last``; yield the place and the number of each allocation."""
     allocator, held, sizes, in_place = replay.allocator, replay.held, record.sizes, record.in_place

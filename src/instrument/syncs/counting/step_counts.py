@@ -198,7 +198,7 @@ def step_counts(number: int, span: Span, prices: Prices, synchronizations: int) 
                 direction, pinned = _direction(launch.source, launch.target)
                 _add(copies.setdefault((direction, pinned), [0, 0]), launch, times)
             elif launch.family == "collective":
-                _add(collectives.setdefault((call.name, _group(call)), [0, 0]), launch, times)
+                _add(collectives.setdefault((call.name, group_of(call)), [0, 0]), launch, times)
         if about.kernels:
             launching += times
             priced += about.work.known * times
@@ -230,7 +230,8 @@ def _direction(source: Memory, target: Memory) -> tuple[Direction, bool]:
     return ("H2D", source == "pinned") if target == "gpu" else ("D2H", target == "pinned")
 
 
-def _group(call: Call) -> str:
+def group_of(call: Call) -> str:
+    """Return the name of the process group of a collective; empty if it is not known."""
     names = [argument for argument in call.arguments if isinstance(argument, str)]
     return next((name for name in names if name.startswith("group ")), names[-1] if names else "").removeprefix(
         "group "

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 
+import numpy as np
+
 from ..budget import Budget
+from ..counting.calls import CallRecord
 from ..counting.cuda_memory import A100, Gpu
-from ..counting.memory_use import MemoryUse, memory_use
+from ..counting.memory import MemoryRecord
+from ..counting.memory_use import MemoryUse, memory_use, replayed
 from .run import dry_run_context
 
 
@@ -16,8 +22,8 @@ def largest_batch(
 ) -> int:
     """Return the largest batch that fits: the step runs out of memory with one more.
 
-    Memory grows with the batch along straight lines, so two dry runs tell about where it ends, and a few more
-    confirm it to one.
+    Allocations grow with the batch along straight lines, so two dry runs tell where it ends, and two more confirm
+    it.
 
     Args:
         step: makes the model and trains it with a batch of that many samples; called once for each batch tried.
@@ -33,50 +39,80 @@ def largest_batch(
         ValueError: ``start`` is less than 1.
         Exception: what the step raises.
     """
+    return search(lambda batch: _recorded(partial(step, batch), fake, gpu)[0], limit_bytes, start)
+
+
+def search(run: Callable[[int], MemoryRecord], limit_bytes: int, start: int) -> int:
+    """Return the largest batch that fits; see `largest_batch`.
+
+    Args:
+        run: runs a batch; returns what it allocates.
+        limit_bytes: the memory that there is.
+        start: the first batch to try.
+
+    Raises:
+        ValueError: ``start`` is less than 1.
+    """
     if start < 1:
         raise ValueError(f'"start" must be at least 1: {start}')
-    needs: dict[int, int] = {}
-
-    def fits(batch: int) -> bool:
-        use, needed = _use(partial(step, batch), fake, gpu, limit_bytes)
-        needs[batch] = needed
-        return use.fits
-
+    records: dict[int, MemoryRecord] = {}
     fitting, failing, batch = 0, None, start
     while failing is None or failing - fitting > 1:
-        if fits(batch):
+        records[batch] = run(batch)
+        if replayed(records[batch], limit_bytes) is not None:
             fitting = batch
         else:
             failing = batch
-        batch = _next(needs, fitting, failing, limit_bytes)
+        batch = _next(records, fitting, failing, limit_bytes)
     return fitting
 
 
-def _next(needs: dict[int, int], fitting: int, failing: int | None, limit: int) -> int:
-    """Return the batch to try next: where the line through two batches reaches the limit.
+def _next(records: dict[int, MemoryRecord], fitting: int, failing: int | None, limit: int) -> int:
+    """Return the batch to try next: the one that is expected to be the last that fits, or the one after it.
 
     Args:
-        needs: by batch tried, the memory that it needs without a limit.
+        records: by batch tried, what it allocates.
         fitting: the largest one that fits; 0 if none is known.
         failing: the smallest one that does not; None if none is known.
         limit: the memory that there is.
     """
-    below = sorted(batch for batch in needs if batch <= fitting)[-2:]
-    if failing is None:
-        if len(below) < 2 or needs[below[1]] <= needs[below[0]]:
-            return 2 * fitting
-        slope = (needs[below[1]] - needs[below[0]]) / (below[1] - below[0])
-        return fitting + min(max(int((limit - needs[fitting]) / slope), 1), _LONGEST * fitting)
-    if fitting not in needs or needs[failing] <= needs[fitting]:
-        return (fitting + failing) // 2
-    part = (limit - needs[fitting]) / (needs[failing] - needs[fitting])
-    guess = fitting + round(part * (failing - fitting))
-    tried = len(needs) > _TRIES and failing - fitting > _NEAR
-    return (fitting + failing) // 2 if tried else min(max(guess, fitting + 1), failing - 1)
+    tried = sorted(records)
+    if len(tried) < 2 or (failing is not None and len(tried) > _TRIES):
+        return 2 * fitting if failing is None else (fitting + failing) // 2
+    near = tried[-2:] if failing is None else tried[max(tried.index(failing) - 1, 0) :][:2]
+    most = min(_LONGEST * tried[-1], failing - 1 if failing is not None else _LONGEST * tried[-1])
+    return max(_last_expected(records, (near[0], near[1]), (fitting, most), limit), fitting + 1)
 
 
-_LONGEST = 8  # times the largest batch that fits: the first line may be that of another part of the step
-_TRIES, _NEAR = 8, 8  # after so many tries, halve what is left unless it is less than so many batches
+def _last_expected(
+    records: dict[int, MemoryRecord], near: tuple[int, int], between: tuple[int, int], limit: int
+) -> int:
+    """Return the largest batch that is expected to fit, as allocations grow along straight lines.
+
+    Args:
+        records: by batch tried, what it allocates.
+        near: two batches that were tried.
+        between: a batch that fits, and the largest one that may.
+        limit: the memory that there is.
+    """
+    (least, most), (one, two) = between, near
+    first, second = (np.asarray(records[each].sizes, np.int64) for each in near)
+    if records[one].events != records[two].events or len(first) != len(second):
+        return (least + most + 1) // 2
+    while least < most:
+        middle = (least + most + 1) // 2
+        sizes = first + (second - first) * (middle - one) // (two - one)
+        expected = copy(records[one])
+        expected.sizes = array("q", np.maximum(sizes, 0).tolist())
+        if replayed(expected, limit) is not None:
+            least = middle
+        else:
+            most = middle - 1
+    return least
+
+
+_LONGEST = 32  # times the largest batch that was tried: small ones may run other kernels
+_TRIES = 8  # after so many, halve what is left
 
 
 def memory_of_step(
@@ -93,11 +129,11 @@ def memory_of_step(
     Raises:
         Exception: what the step raises.
     """
-    return _use(step, fake, gpu, limit_bytes)[0]
+    return memory_use(*_recorded(step, fake, gpu), limit_bytes)
 
 
-def _use(step: Callable[[], object], fake: bool, gpu: Gpu, limit_bytes: int | None) -> tuple[MemoryUse, int]:
-    """Return the memory that a step uses, and what it would take from the driver without a limit."""
+def _recorded(step: Callable[[], object], fake: bool, gpu: Gpu) -> tuple[MemoryRecord, CallRecord]:
+    """Return what a step allocates, and its operators."""
     with dry_run_context(fake, Budget(None)) as run:
         run.state.code_ran_before = True
         run.state.allocations.gpu = gpu
@@ -105,6 +141,4 @@ def _use(step: Callable[[], object], fake: bool, gpu: Gpu, limit_bytes: int | No
     if run.error is not None:
         raise run.error
     assert run.state.calls is not None
-    record, calls = run.state.allocations.record, run.state.calls.record
-    use = memory_use(record, calls, limit_bytes)
-    return use, use.reserved_bytes if limit_bytes is None else memory_use(record, calls).reserved_bytes
+    return run.state.allocations.record, run.state.calls.record
