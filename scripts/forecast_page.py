@@ -157,20 +157,25 @@ def parallel_section(found: Iterable[ParallelCheck]) -> str:
     lines = [
         "## Four GPUs",
         "",
-        "From the program of one GPU. Data parallelism: each GPU's share of the batch, and the reduction of the",
-        "gradients over NVLink with nothing of it hidden. A pipeline with one micro-batch: the whole batch on one",
-        "GPU after the other. Tensor parallelism is another program and was not tried.",
+        "Data parallelism and pipelines are forecast from the program of one GPU. Data parallelism: each GPU's share",
+        "of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was measured.",
+        "*Hidden*: in buckets during the backward pass, as DistributedDataParallel does. A pipeline with one",
+        "micro-batch: the whole batch on one GPU after the other. Tensor parallelism: a plain script with torch's",
+        "`parallelize_module`, which a dry run runs as one of four ranks.",
         "",
-        "| GPUs | model | length x batch | parallel | measured ms | error |",
-        "|---|---|---|---|---:|---:|",
+        "| GPUs | model | length x batch | parallel | measured ms | error | hidden |",
+        "|---|---|---|---|---:|---:|---:|",
     ]
-    for check in found:
+    checks = list(found)
+    for check in checks:
         step = check.step
+        hidden = "" if check.hidden_error is None else f"{check.hidden_error:+.1%}"
         lines.append(
             f"| 4 x {step.gpu} | {step.model} | {step.sequence} x {step.batch} | {step.parallel} | {step.ms:.1f} "
-            f"| {check.error:+.1%} |"
+            f"| {check.error:+.1%} | {hidden} |"
         )
-    return "\n".join([*lines, ""])
+    average = mean(abs(check.error) for check in checks)
+    return "\n".join([*lines, f"| mean | | | | | {average:.1%} | |", ""])
 
 
 def traces_section(found: list[TraceCheck]) -> str:

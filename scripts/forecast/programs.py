@@ -68,15 +68,15 @@ for _name, _attention in (("gpt2", _gpt2), ("bert", _bert), ("opt", _opt)):
     transformers.AttentionInterface.register(f"then_{_name}", _attention)
 
 
-def parameter_bytes(folder: Path, model: str) -> int:
-    """Return the bytes of the parameters of a model in FP32."""
-    return sum(4 * each.numel() for each in _network(folder, model, today=True).parameters())
+def attention_then(kind: str) -> str:
+    """Return the name of the attention that models of a kind had when they were measured."""
+    return f"then_{kind}"
 
 
 def _network(folder: Path, model: str, today: bool) -> torch.nn.Module:
     data = json.loads((folder / "models" / f"{model}.json").read_text())
     config = transformers.CONFIG_MAPPING[data["model_type"]].from_dict(data)
-    config._attn_implementation = "eager" if today else f"then_{config.model_type}"
+    config._attn_implementation = "eager" if today else attention_then(config.model_type)
     with torch.device("meta"):
         network: torch.nn.Module = MODELS[model](config)
     return network

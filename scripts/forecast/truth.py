@@ -10,19 +10,23 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
+from instrument.forecast.assumed import reduced
 from instrument.forecast.gpus import GPUS
+from instrument.forecast.links import Collective
 from instrument.forecast.operator_time import operator_time
+from instrument.forecast.recorded import step_calls, stream_notes
 from instrument.forecast.steps import StepTime, step_time
 from instrument.forecast.table import Steps, Table, table_of
+from instrument.forecast.timeline import StepCall
+from instrument.syncs.dryrun.run import dry_run_file
 
-from . import neusight, traces
+from . import neusight, tensor_parallel, traces
 from .families import build
 from .neusight import Step
-from .programs import MODELS, parameter_bytes, recorded
+from .programs import MODELS, recorded
 
 _SIGNIFICANT = 2  # standard errors
 _GPUS = 4
-_NVLINK = 450e9  # bytes per second in one direction; NVIDIA H100 data sheet
 
 
 class Check(NamedTuple):
@@ -107,34 +111,69 @@ def _factor(logs: Sequence[float]) -> float:
 
 
 class ParallelCheck(NamedTuple):
-    """A measured step on four GPUs and its forecast from the program of one; ms."""
+    """A measured step on four GPUs and its forecast.
+
+    Attributes:
+        step: the step.
+        forecast_ms: with nothing of the communication hidden where it is that of gradients.
+        hidden_ms: with the gradients reduced in buckets during the backward pass; None where there are none.
+    """
 
     step: Step
     forecast_ms: float
+    hidden_ms: float | None = None
 
     @property
     def error(self) -> float:
         """The error of the forecast, as a share of the measured time."""
         return self.forecast_ms / self.step.ms - 1
 
+    @property
+    def hidden_error(self) -> float | None:
+        """The error with the reduction hidden."""
+        return None if self.hidden_ms is None else self.hidden_ms / self.step.ms - 1
+
 
 def parallel_checks(folder: Path, trace_folder: Path) -> list[ParallelCheck]:
-    """Return the measured steps on four GPUs with their forecasts.
-
-    With data parallelism each GPU runs its share of the batch, and the gradients are reduced afterwards: nothing
-    of the reduction is hidden. In a pipeline with one micro-batch the GPUs run one after the other. Tensor
-    parallelism is another program.
-    """
+    """Return the measured steps on four GPUs with their forecasts."""
     found = []
     for step in neusight.steps(folder):
-        if step.model in MODELS and step.parallel in ("dp4", "pp4_1"):
+        if step.model in MODELS and step.parallel in ("dp4", "pp4_1", "tp4"):
             table = _left_out(folder, trace_folder, step.model)
-            split = step.parallel == "dp4"
-            one = step._replace(batch=step.batch // _GPUS if split else step.batch)
-            ns = _forecast(folder, one, table, today=False).ns
-            moved = 2 * (_GPUS - 1) / _GPUS * parameter_bytes(folder, step.model) if split else 0.0
-            found.append(ParallelCheck(step, ns / 1e6 + 1e3 * moved / _NVLINK))
+            if step.parallel == "dp4":
+                found.append(_data_parallel(folder, step, table))
+            elif step.parallel == "tp4":
+                found.append(ParallelCheck(step, _tensor_parallel(folder, step, table).ns / 1e6))
+            else:
+                found.append(ParallelCheck(step, _forecast(folder, step, table, today=False).ns / 1e6))
     return found
+
+
+def _data_parallel(folder: Path, step: Step, table: Table) -> ParallelCheck:
+    """Forecast the share of a GPU, and the reduction of the gradients: after it, and hidden behind it."""
+    gpu = GPUS[step.gpu]
+    of = recorded(folder, step.model, step.sequence, step.batch // _GPUS, train=True, today=False)
+    total = sum(number for _, number in of.ready)
+    after = [*of.calls, StepCall(None, collective=Collective("all-reduce", total, _GPUS))]
+    calls, notes = reduced(of.calls, (), of.ready, _GPUS)
+    exposed, hidden = step_time(after, gpu, table), step_time(calls, gpu, table, notes)
+    return ParallelCheck(step, exposed.ns / 1e6, hidden.ns / 1e6)
+
+
+def _tensor_parallel(folder: Path, step: Step, table: Table) -> StepTime:
+    """Forecast the script of `tensor_parallel`, which a dry run runs as one of four ranks, from its first module."""
+    config = folder / "models" / f"{step.model}.json"
+    report = dry_run_file(
+        tensor_parallel.__name__, None, fake=True, ranks=_GPUS,
+        args=[str(config), str(step.batch), str(step.sequence)],
+    )  # fmt: skip
+    assert report.counts is not None, report.error
+    span = report.counts.step.span
+    begin = next(index for index, (_, place) in enumerate(span) if place.module)
+    notes = [note._replace(position=note.position - begin) for note in stream_notes(span)]
+    return step_time(
+        step_calls(span)[begin:], GPUS[step.gpu], table, [each for each in notes if each.position >= 0]
+    )
 
 
 def trace_checks(folder: Path, trace_folder: Path) -> list[TraceCheck]:

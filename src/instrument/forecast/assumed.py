@@ -81,9 +81,9 @@ class _Schedule:
         ]  # fmt: skip
         return event
 
-    def copy(self, position: int, number: int) -> None:
+    def copy(self, position: int, number: int, family: str = "copy") -> None:
         """Put a copy of so many bytes on the default stream."""
-        self._put[position].append(StepCall(Operation("element-wise", "fp32", 0, 2 * number, (0,))))
+        self._put[position].append(StepCall(Operation(family, "fp32", 0, 2 * number, (0,))))
 
     def wait(self, position: int, event: int, *, stream: int = DEFAULT) -> None:
         """Have a stream wait for an event."""
@@ -138,11 +138,11 @@ def reduced(
     of = buckets(ready)
     events = []
     for position, number in of:
-        schedule.copy(position, number)
+        schedule.copy(position, number, "element-wise")
         events.append(schedule.send(position, "all-reduce", number))
     for event, (_, number) in zip(events, of, strict=True):
         schedule.wait(of[-1][0], event)
-        schedule.copy(of[-1][0], number)
+        schedule.copy(of[-1][0], number, "element-wise")
     return schedule.result()
 
 
@@ -278,6 +278,7 @@ def _exchange(
         schedule.wait(inside, schedule.send(inside, "all-gather", rest, stream=_GATHERING))
         schedule.copy(inside, rest)
     begun: list[int] = []
+    scattered = 0
     for path, at in forward.items():
         gathered = schedule.send(at, "all-gather", shares[path], stream=_GATHERING)
         begun.append(_begin(schedule, at, gathered, begun))
@@ -290,9 +291,11 @@ def _exchange(
         if following is not None:
             gathered = schedule.send(backward[path], "all-gather", shares[following], stream=_GATHERING)
         schedule.copy(ends[path], shares[path])
-        schedule.send(ends[path], "reduce-scatter", shares[path])
-    schedule.copy(end, rest)
-    schedule.wait(end, schedule.send(end, "reduce-scatter", rest))
+        scattered = schedule.send(ends[path], "reduce-scatter", shares[path])
+    if rest:
+        schedule.copy(end, rest)
+        scattered = schedule.send(end, "reduce-scatter", rest)
+    schedule.wait(end, scattered)
 
 
 def _begin(schedule: _Schedule, at: int, gathered: int, begun: Sequence[int]) -> int:

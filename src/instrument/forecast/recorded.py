@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -11,7 +13,7 @@ from ..syncs.counting.step_counts import group_of
 from ..syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote
 from ..syncs.counting.work import work_of
 from .links import Collective, Kind
-from .operations import Tensor, operation_of
+from .operations import BYTES, Tensor, operation_of
 from .timeline import StepCall
 
 _TYPES = {
@@ -58,17 +60,20 @@ def _step_call(call: Call, groups: dict[str, int]) -> StepCall:
     launches = launches_of(call).works
     if launches and launches[0].family == "collective":
         name = call.name.rpartition("::")[2]
-        kind: Kind = next((kind for part, kind in _KINDS if part in name), "broadcast")
-        return StepCall(None, collective=Collective(kind, launches[0].bytes, groups.get(group_of(call), 1)))
+        does: Kind = next((kind for part, kind in _KINDS if part in name), "broadcast")
+        return StepCall(None, collective=Collective(does, launches[0].bytes, groups.get(group_of(call), 1)))
     waits = call.name == _READS_RESULT or any(
         (launch.family, launch.source, launch.target) == ("memcpy", "gpu", "cpu") for launch in launches
     )
     if all(launch.family == "memcpy" and launch.source != launch.target for launch in launches):
         return StepCall(None, waits)  # launches nothing, or copies from or to the CPU
-    inputs = [_tensor(each) for each in call.tensors]
+    schema = call.operator._schema.arguments
+    read = tuple(value for value, of in zip(call.arguments, schema, strict=True) if of.name != "out")
+    inputs = [_tensor(each) for each in replace(call, arguments=read).tensors]
     results = [_tensor(each) for each in call.results if each is not None]
     if not results:  # as those of many tensors, which write their arguments
-        results = [Tensor((work_of(call).written,), None, "int8")]
+        kind = inputs[0].type if inputs else "int8"
+        results = [Tensor((work_of(call).written // BYTES.get(kind, 4),), None, kind)]
     return StepCall(operation_of(call.name, inputs, results), waits)
 
 
