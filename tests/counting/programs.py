@@ -178,6 +178,16 @@ for _ in range(3):
     optimizer.step()
     optimizer.zero_grad()
 """,
+    "contiguous heads": """
+projections = nn.ModuleList(nn.Linear(128, 128) for _ in range(3)).cuda().bfloat16()
+optimizer = torch.optim.SGD(projections.parameters(), 0.1)
+for _ in range(2):
+    x = torch.randn(4, 8, 256, 128, device="cuda", dtype=torch.bfloat16)
+    loss = F.scaled_dot_product_attention(*(each(x) for each in projections)).float().pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
     "matrix of scores": """
 qkv = nn.Linear(128, 384).cuda()
 optimizer = torch.optim.SGD(qkv.parameters(), 0.1)
@@ -187,6 +197,15 @@ for _ in range(2):
     scores = (q @ k.transpose(1, 2)) / math.sqrt(128)
     scores = scores.masked_fill(torch.ones(256, 256, device="cuda", dtype=torch.bool).triu(1), float("-inf"))
     loss = ((scores.softmax(-1) @ v) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+    "rms norms, loss kept": """
+model = nn.Sequential(*(module for _ in range(6) for module in (nn.RMSNorm(512), nn.Linear(512, 512)))).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    loss = model(torch.randn(2048, 512, device="cuda")).pow(2).mean()  # while the loss before it is there
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from instrument.syncs.counting.cuda_memory import A100, H100
 from instrument.syncs.counting.memory_use import MemoryUse
@@ -83,6 +84,21 @@ def test_gradients_are_added_in_place(fake: bool) -> None:
     uses = memory_of_step(step, fake=fake)
     # x, y, the sum, the gradient that comes in, and two gradients of y at a time
     assert uses.peak_bytes == 4 * 6 * MIB
+
+
+def test_backward_ends_what_norms_saved(fake: bool) -> None:
+    """An RMSNorm keeps its input and statistics for the backward pass, and nothing after it."""
+
+    def step() -> None:
+        x = torch.ones(MIB, 4, device="cuda", requires_grad=True)  # 16 MiB
+        loss = functional.rms_norm(x * 2, (4,)).sum()  # 32 MiB for the time being, then 20 MiB
+        on_gpu(44 * MIB)
+        loss.backward()
+        x.grad = None
+        on_gpu(64 * MIB)
+        del loss
+
+    assert peak(step, fake) == pytest.approx(80 * MIB, abs=4 * KIB)
 
 
 MODEL = """

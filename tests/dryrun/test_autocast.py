@@ -147,6 +147,49 @@ def test_a_training(fake: bool) -> None:
     assert seen == [HALF, HALF, FLOAT, FLOAT]
 
 
+@pytest.mark.parametrize("value", [FLOAT, BFLOAT])
+def test_attention_is_chosen_by_the_types_after_the_cast(value: torch.dtype) -> None:
+    """Queries, keys, values and mask are cast first, whatever their types: flash attention runs."""
+
+    def step() -> None:
+        q, k, v = (torch.ones(2, 4, 8, 16, device="cuda", requires_grad=True) for _ in range(3))
+        mask = torch.zeros(8, 8, device="cuda")
+        with torch.autocast("cuda", BFLOAT):
+            out = F.scaled_dot_product_attention(q, k, v.to(value))
+            F.scaled_dot_product_attention(q, k, v.to(value), mask)
+        assert out.dtype is BFLOAT
+        out.sum().backward()
+        assert q.grad is not None and q.grad.dtype is FLOAT
+
+    found = types_by_operator(step)
+    assert found["_scaled_dot_product_flash_attention"] == [BFLOAT] * 3
+    assert found["_scaled_dot_product_flash_attention_backward"][:4] == [BFLOAT] * 4
+    assert found["_scaled_dot_product_efficient_attention"] == [BFLOAT] * 4
+
+
+def test_rms_norm_is_of_32_bits() -> None:
+    """Its input is cast, and it is one operator then."""
+
+    def step() -> None:
+        norm, x = nn.RMSNorm(8, device="cuda"), torch.ones(2, 8, device="cuda", dtype=BFLOAT, requires_grad=True)
+        with torch.autocast("cuda", BFLOAT):
+            norm(x).sum().backward()
+
+    found = types_by_operator(step)
+    assert found["_fused_rms_norm"] == [FLOAT] * 2
+    assert found["_fused_rms_norm_backward"][:2] == [FLOAT] * 2
+    assert "rsqrt" not in found
+
+
+def types_by_operator(step: Any) -> dict[str, list[torch.dtype]]:
+    """Return the types of the tensors that each operator of a step takes."""
+    report = instrument.dry_run(step)
+    assert report.finished, report.ended
+    assert report.counts is not None
+    calls = report.counts.record.calls
+    return {call.name.removeprefix("aten::"): [each.dtype for each in call.tensors] for call in calls}
+
+
 def test_refused() -> None:
     """The loss that is unsafe in a lower precision is an error, as on CUDA."""
 

@@ -191,6 +191,42 @@ def rms_swiglu() -> Step:
     return _train(model, optimizer, loss)
 
 
+def autocast_attention() -> Step:
+    """Queries and keys are of 32 bits after their norm, values of 16; with and without a mask."""
+    project, norm = nn.Linear(64, 192).cuda(), nn.RMSNorm(16).cuda()
+    x = torch.randn(2, 16, 64, device="cuda")
+    mask = torch.zeros(16, 16, device="cuda")
+    optimizer = torch.optim.SGD([*project.parameters(), *norm.parameters()], 0.1)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            q, k, v = (part.view(2, 16, 4, 16).transpose(1, 2) for part in project(x).chunk(3, -1))
+            out = functional.scaled_dot_product_attention(norm(q), norm(k), v, is_causal=True)
+            out = out + functional.scaled_dot_product_attention(norm(q), norm(k), v, mask)
+            wide = functional.scaled_dot_product_attention(out[..., :5], out[..., :5], v, mask)  # no fused kernel
+            return (out + wide).float().pow(2).mean()
+
+    return _train(project, optimizer, loss)
+
+
+def attention_layouts() -> Step:
+    """Flash attention of tensors, and with gradients, that have the heads before and after the length."""
+    shapes = ((2, 4, 16, 8), (2, 16, 4, 8))
+    held = [torch.randn(shape, device="cuda", dtype=torch.float16, requires_grad=True) for shape in shapes]
+    optimizer = torch.optim.SGD(held, 0.1)
+
+    def loss() -> torch.Tensor:
+        heads_first, transposed = held[0], held[1].transpose(1, 2)
+        pairs = ((heads_first, transposed), (transposed, heads_first), (heads_first[:, :, ::2], transposed))
+        return sum(
+            functional.scaled_dot_product_attention(q, k, k).mul(weight).sum()
+            for q, k in pairs
+            for weight in (torch.ones_like(q), torch.ones_like(q.transpose(1, 2)).transpose(1, 2), 1)
+        )
+
+    return _train(nn.ParameterList(held), optimizer, loss)
+
+
 def rotary() -> Step:
     project = nn.Linear(64, 64).cuda()
     x = torch.randn(2, 16, 64, device="cuda")
@@ -297,7 +333,7 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
     for function in (
         mlp_sgd, mlp_momentum_mse, mlp_adam_copies, mlp_fused_adamw, mlp_single_adam, deep_foreach, large_foreach,
         clipped, transformer, transformer_dropout, transformer_bf16, transformer_fp16, transformer_checkpointed,
-        transformer_accumulated, encoder_masked, rms_swiglu, rotary, eager_attention, batch_norms, pooled_groups,
-        embeddings, evaluation, scaled_fp16, indexing,
+        transformer_accumulated, encoder_masked, rms_swiglu, autocast_attention,
+        attention_layouts, rotary, eager_attention, batch_norms, pooled_groups, embeddings, evaluation, scaled_fp16, indexing,
     )
 }  # fmt: skip

@@ -108,11 +108,14 @@ def _up(number: int, grain: int) -> int:
 
 
 def _flash_backward(recorder: Recorder, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
-    """Flash attention sums the gradient of the query in 32 bits, in a matrix of padded size."""
-    query = args[1]
+    """Flash attention sums the gradient of the query in 32 bits, in a matrix of padded size.
+
+    It takes the gradient of the result, and the result, with the heads after the length.
+    """
+    gradient, query, result = args[0], args[1], args[4]
     batch, heads, length, width = query.shape
     rows, size = 4 * batch * heads * _up(length, 128), query.numel() * query.element_size()
-    copies = () if query.transpose(1, 2).is_contiguous() or not query.is_contiguous() else (size, size)
+    copies = [size for each in (gradient, result) if not each.transpose(1, 2).is_contiguous()]
     recorder.temporary(*copies, rows, rows * _up(width, 32))
 
 

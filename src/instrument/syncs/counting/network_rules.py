@@ -51,10 +51,9 @@ def _flash(call: Call) -> Iterator[Launch]:
 
 @rule("_scaled_dot_product_flash_attention_backward")
 def _flash_backward(call: Call) -> Iterator[Launch]:
-    gradient, query, key = call.tensors[:3]
-    if gradient.stride[-1] != 1:
-        yield Launch("copy")
-        yield Launch("copy")
+    gradient, query, key, _, out = call.tensors[:5]
+    yield from as_contiguous(_transposed(gradient))
+    yield from as_contiguous(_transposed(out))
     yield from (Launch("attention") for _ in range(3))  # sums of the gradient; the loop; the type of dq
     if key.shape[1] != query.shape[1]:
         yield Launch("reduction")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch.nn import functional
 
-from .substitutes import CudaOperator, Substitute, Tensors, can_substitute
+from .substitutes import CudaOperator, Substitute, Tensors, autocasting, can_substitute
 from .torch_modes import FunctionMode
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -24,6 +24,12 @@ def attention(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     q, k, v = (given[name] for name in _NAMES[:3])
     if mode.tags.device(q) is None or not can_substitute(mode.state) or not _plain(q, k, v):
         return mode.run_and_tag(func, args, kwargs)
+    with autocasting(mode.state, given, _NAMES[:4], lower=True):
+        return _attention(mode, given)
+
+
+def _attention(mode: FunctionMode, given: dict[str, Any]) -> Any:
+    q, k, v = (given[name] for name in _NAMES[:3])
     chosen = _backend(given)
     if chosen == "math":
         names = ("attn_mask", "dropout_p", "is_causal")
@@ -102,10 +108,8 @@ def _by_length(tensor: Any, _: Any) -> Any:
 
 
 def _like(tensor: Any, of: Any) -> Any:
-    """Return the gradient of a tensor with its strides, if that is dense; else as `_by_length`."""
-    if of is None or not torch.ops.aten.is_non_overlapping_and_dense(of):
-        return _by_length(tensor, of)
-    return torch.empty_strided(tensor.shape, of.stride(), dtype=tensor.dtype, device="cpu").copy_(tensor)
+    """Return the result, or a gradient, with its dimensions in the order of the query's or the tensor's."""
+    return torch.empty_like(of, device="cpu").copy_(tensor)
 
 
 def _efficient(mode: FunctionMode, given: dict[str, Any]) -> Any:

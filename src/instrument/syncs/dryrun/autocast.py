@@ -163,10 +163,10 @@ class CudaAutocast:
             return False
         return self._device(value) is not None
 
-    def _cast(self, value: Any, dtype: torch.dtype) -> Any:
+    def cast(self, value: Any, dtype: torch.dtype) -> Any:
         """Return ``value`` with its tensors cast, also in lists; casts of parameters are kept."""
         if isinstance(value, (list, tuple)):
-            return [self._cast(each, dtype) for each in value]
+            return [self.cast(each, dtype) for each in value]
         if not self._is_cast(value) or value.dtype is dtype:
             return value
         lower = value.dtype is torch.float32 and dtype is torch.get_autocast_dtype("cuda")
@@ -182,8 +182,8 @@ class CudaAutocast:
         return made
 
     def _run(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
-        args = [self._cast(value, dtype) for value in args]
-        return operator(*args, **{name: self._cast(value, dtype) for name, value in kwargs.items()})
+        args = [self.cast(value, dtype) for value in args]
+        return operator(*args, **{name: self.cast(value, dtype) for name, value in kwargs.items()})
 
     def _lower(self, operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return self._run(operator, args, kwargs, torch.get_autocast_dtype("cuda"))

@@ -435,6 +435,7 @@ def patched(state: RunState) -> Iterator[None]:
             log.addFilter(_drop_record)
         if autocast.is_supported():
             casts = autocast.CudaAutocast(state.tags, lambda cast: state.allocations.mark([cast], "casts"))
+            state.cast = casts.cast
             stack.callback(casts.undo)
             for owner, name, make in casts.replacements():
                 Patch(owner, name, make).apply_in(stack)

@@ -215,6 +215,7 @@ class RunState:
         self.calls: CallRecorder | None = None
         self.allocations = MemoryRecorder(lambda: 0 if self.calls is None else len(self.calls.record))
         self.tags = Tags(self.note_memory)
+        self.cast: Callable[[Any, torch.dtype], Any] = lambda value, dtype: value  # as autocast on CUDA does
         self._threads = _Threads()
         self.code_ran_before = False  # code that may have chosen a device ran before the run
         self.cpu_by_name: Site | None = None

@@ -6,8 +6,8 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from .state import RunState
 from .torch_modes import FunctionMode
 
 Tensors = Sequence[Any]
+_OF_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
 _aten = torch.ops.aten
 
 
@@ -31,8 +32,10 @@ class CudaOperator:
         forward_arguments: returns its arguments for the tensors.
         further: returns its other results, without data, for the tensors and the first result.
         backward: its backward operator.
-        backward_arguments: returns the arguments of that for the gradient, the tensors and all results.
-        layout: returns its result, or the gradient of a tensor, with the strides that it has on CUDA.
+        backward_arguments: returns the arguments of that for the gradient, the tensors and the saved results.
+        layout: returns its first result, or the gradient of a tensor, with the strides that it has on CUDA, which
+            may follow from those of the first tensor, or of that tensor.
+        saves_first: whether the backward operator needs the first result.
     """
 
     compute: Callable[[Tensors], Any]
@@ -41,7 +44,8 @@ class CudaOperator:
     further: Callable[[Tensors, Any], list[Any]]
     backward: Any
     backward_arguments: Callable[[Any, Tensors, Tensors], Tensors]
-    layout: Callable[[Any, Any], Any] = lambda tensor, of: tensor
+    layout: Callable[[Any, Any], Any]
+    saves_first: bool = True
 
 
 class Substitute(torch.autograd.Function):
@@ -56,13 +60,15 @@ class Substitute(torch.autograd.Function):
         with state.uncounted(), torch.set_grad_enabled(any(needed)), _without_hooks():
             given = _apart(tensors, needed)
             computed = operator.compute(given)
-            out = operator.layout(computed.detach(), None)
+            out = operator.layout(computed.detach(), given[0])
+            if not operator.saves_first:
+                out = out.clone()  # the graph of the CPU may keep its own
             further = operator.further(tensors, out)
             state.tags.put([out, *further], state.tags.first_device(tensors))
         state.count(operator.forward, operator.forward_arguments(tensors), {}, [out, *further])
         graph: Any = torch.empty(0, device="cpu")
         graph._instrument_graph = given, computed  # until the backward pass drops what it saved
-        ctx.save_for_backward(*tensors, out, *further, graph)
+        ctx.save_for_backward(*tensors, *([out] if operator.saves_first else []), *further, graph)
         return out
 
     @staticmethod
@@ -118,36 +124,57 @@ def can_substitute(state: RunState) -> bool:
     return torch._C._functorch.peek_interpreter_stack() is None and torch.autograd.forward_ad._current_level < 0
 
 
+@contextmanager
+def autocasting(state: RunState, given: dict[str, Any], names: Sequence[str], lower: bool) -> Iterator[None]:
+    """Run the block as autocast on CUDA runs an operator: with these arguments cast, and without autocast inside.
+
+    Args:
+        state: the dry run.
+        given: the arguments by name; those that are cast are replaced.
+        names: the names of the tensors.
+        lower: whether autocast has the operator compute in its own type, rather than in 32 bits.
+    """
+    if not torch.is_autocast_enabled("cuda"):
+        yield
+        return
+    dtype = torch.get_autocast_dtype("cuda") if lower else torch.float32
+    given.update((name, state.cast(given[name], dtype)) for name in names)
+    with torch.autocast("cuda", enabled=False):
+        yield
+
+
 def rms_norm(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run `rms_norm`, which is one operator on CUDA."""
-    names = ("input", "normalized_shape", "weight", "eps")
-    given = {"weight": None, "eps": None} | dict(zip(names, args, strict=False)) | kwargs
-    x, shape, weight, eps = (given[name] for name in names)
+    given = {"weight": None, "eps": None} | dict(zip(_OF_RMS_NORM, args, strict=False)) | kwargs
+    with autocasting(mode.state, given, ("input", "weight"), lower=False):
+        return _rms_norm(mode, func, *(given[name] for name in _OF_RMS_NORM))
+
+
+def _rms_norm(mode: FunctionMode, func: Any, x: Any, shape: Any, weight: Any, eps: Any) -> Any:
     formats = (torch.channels_last, torch.channels_last_3d)
     other_format = (
         x.dim() in (4, 5) and x.is_contiguous(memory_format=formats[x.dim() - 4]) and not x.is_contiguous()
     )
     mixed = weight is not None and weight.dtype != x.dtype
     if mode.tags.device(x) is None or not can_substitute(mode.state) or other_format or mixed or x.is_complex():
-        return mode.run_and_tag(func, args, kwargs)
+        return mode.run_and_tag(func, (x, shape, weight, eps), {})
     rows = (*x.shape[: x.dim() - len(shape)], *([1] * len(shape)))
+    dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+
+    # None of these may hold a tensor: the graph, and so a loss that is kept, would keep it
     operator = CudaOperator(
         lambda tensors: func(tensors[0], shape, tensors[1], eps),
         _aten._fused_rms_norm.default,
         lambda tensors: [tensors[0], shape, tensors[1], eps],
-        lambda tensors, out: [torch.empty(rows, dtype=_statistics_type(x.dtype), device="cpu")],
+        lambda tensors, out: [torch.empty(rows, dtype=dtype, device="cpu")],
         _aten._fused_rms_norm_backward.default,
         lambda gradient, tensors, results: [
-            gradient, tensors[0], shape, results[1], tensors[1], [
-                tensors[0].requires_grad, weight is not None and weight.requires_grad
-            ]
+            gradient, tensors[0], shape, results[0], tensors[1],
+            [each is not None and each.requires_grad for each in tensors],
         ],
+        lambda tensor, of: tensor.contiguous(), saves_first=False,
     )  # fmt: skip
     return Substitute.apply(mode.state, operator, x, weight)  # type: ignore[no-untyped-call]
-
-
-def _statistics_type(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def dropout(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
