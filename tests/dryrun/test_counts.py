@@ -113,6 +113,21 @@ def test_copies() -> None:
     assert 6 == got.synchronizations
 
 
+@pytest.mark.parametrize("number", [2, 12])
+def test_copies_of_lists(number: int) -> None:
+    """A list that is copied between CPU and GPU is so many copies, however long it is."""
+
+    def step() -> None:
+        here, there = ([torch.ones(5, device=device) for _ in range(number)] for device in ("cpu", "cuda"))
+        torch._foreach_copy_(here, there)
+        torch._foreach_copy_(there, here)
+        torch._foreach_copy_(there[1:], there[:-1])
+        torch._foreach_copy_(there[1:], here[1:])
+
+    up, down = 2 * number - 1, number
+    assert [Copies("D2H", False, down, 20 * down), Copies("H2D", False, up, 20 * up)] == counts(step).step.copies
+
+
 def test_bytes() -> None:
     """A kernel reads its distinct inputs and writes its results; expanded dimensions are read once."""
 

@@ -314,6 +314,25 @@ def scaled_fp16() -> Step:
     return step
 
 
+def foreach_copies() -> Step:
+    """Copies of lists: inside the GPU, alike or not, and between it and the CPU, as of offloaded states."""
+    held = [torch.randn(3, size, device="cuda") for size in range(20, 32)]
+    optimizer = torch.optim.SGD([nn.Parameter(held[0].clone())], 0.1)
+    on_cpu = [torch.empty(each.shape) for each in held]
+
+    def step() -> None:
+        others = [torch.empty_like(each) for each in held]
+        torch._foreach_copy_(others, held)
+        torch._foreach_copy_([each.half() for each in others], held)
+        torch._foreach_copy_([torch.empty(each.shape[::-1], device="cuda").t() for each in held], held)
+        torch._foreach_copy_([each[:, :4] for each in others], [each[:, 4:8] for each in held])
+        torch._foreach_copy_(on_cpu, held)
+        torch._foreach_copy_(others, on_cpu)
+        optimizer.step()
+
+    return step
+
+
 def indexing() -> Step:
     table = nn.Parameter(torch.randn(100, 32, device="cuda"))
     rows = torch.randint(100, (64,), device="cuda")
@@ -334,6 +353,7 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
         mlp_sgd, mlp_momentum_mse, mlp_adam_copies, mlp_fused_adamw, mlp_single_adam, deep_foreach, large_foreach,
         clipped, transformer, transformer_dropout, transformer_bf16, transformer_fp16, transformer_checkpointed,
         transformer_accumulated, encoder_masked, rms_swiglu, autocast_attention,
-        attention_layouts, rotary, eager_attention, batch_norms, pooled_groups, embeddings, evaluation, scaled_fp16, indexing,
+        attention_layouts, rotary, eager_attention, batch_norms, pooled_groups, embeddings, evaluation,
+        scaled_fp16, foreach_copies, indexing,
     )
 }  # fmt: skip

@@ -64,12 +64,6 @@ def _clone(call: Call) -> Iterator[Launch]:
         yield from copy(result_of(call)._replace(number=-1), source)
 
 
-@rule("_foreach_copy_")
-def _foreach_copy(call: Call) -> Iterator[Launch]:
-    for target, source in zip(tensors_at(call, 0), tensors_at(call, 1), strict=False):
-        yield from copy(target, source)
-
-
 @rule("_local_scalar_dense", "item")
 def _item(call: Call) -> Iterator[Launch]:
     if call.tensors[0].memory == "gpu":

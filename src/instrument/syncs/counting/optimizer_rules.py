@@ -22,11 +22,10 @@ def launches_over_lists(call: Call) -> Iterator[Launch]:
     name = call.name.rpartition("::")[2]
     lists = [tensors_at(call, place) for place in range(len(call.arguments))]
     lists = [each for each in lists if each]
-    if not lists or not any(each.elements and each.memory == "gpu" for each in lists[0]):
+    if name == "_foreach_copy_":
+        yield from _copies(*lists[:2])
         return
-    if name == "_foreach_copy_" and len({each.dtype for each in lists[0] + lists[1]}) > 2:
-        for target, source in zip(*lists[:2], strict=False):
-            yield from copy(target, source)
+    if not lists or not any(each.elements and each.memory == "gpu" for each in lists[0]):
         return
     if name in _WITH_RESULT:
         yield Launch("fill")
@@ -46,6 +45,18 @@ def launches_over_lists(call: Call) -> Iterator[Launch]:
     ):
         most = _SCALARS
     yield from _launches(lists[0], most)
+
+
+def _copies(targets: list[TensorInfo], sources: list[TensorInfo]) -> Iterator[Launch]:
+    """Yield the copies of a list, which are one if both are on the GPU, alike, and each of one type."""
+    types, memories = {each.dtype for each in sources}, {each.memory for each in targets + sources}
+    converted = [each._replace(dtype=sources[0].dtype) for each in targets]
+    one_type = len(types) == len({each.dtype for each in targets}) == 1
+    if one_type and memories == {"gpu"} and _alike([converted, sources]):
+        yield from _launches(targets, _TENSORS[1])
+        return
+    for target, source in zip(targets, sources, strict=True):
+        yield from copy(target, source)
 
 
 def _alike(lists: list[list[TensorInfo]]) -> bool:
