@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import instrument
 from instrument import dry_run
@@ -77,11 +78,19 @@ def test_shared_memory(fake: bool) -> None:
     assert ([], []) == (report.syncs, report.not_covered)
 
 
+HEADS = (2, 2, 8, 8)
 MIXED: dict[str, Callable[[], Any]] = {
     "add": lambda: gpu(3) + torch.ones(3),
     "linear": lambda: nn.Linear(3, 3, device="cuda")(torch.ones(2, 3)),
     "cat": lambda: torch.cat([gpu(3), torch.ones(3)]),
     "foreach": lambda: torch._foreach_add([gpu(3)], [torch.ones(3)]),
+    "query": lambda: functional.scaled_dot_product_attention(torch.ones(HEADS), gpu(*HEADS), gpu(*HEADS)),
+    "key": lambda: functional.scaled_dot_product_attention(gpu(*HEADS), torch.ones(HEADS), gpu(*HEADS)),
+    "value of flash": lambda: functional.scaled_dot_product_attention(
+        gpu(*HEADS).half(), gpu(*HEADS).half(), torch.ones(HEADS).half()
+    ),
+    "mask": lambda: functional.scaled_dot_product_attention(*[gpu(*HEADS)] * 3, torch.ones(8, 8)),
+    "rms norm": lambda: functional.rms_norm(gpu(2, 3), (3,), torch.ones(3)),
 }
 
 

@@ -15,7 +15,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward, saved_tensors_hooks
 
 from .state import RunState
-from .torch_modes import FunctionMode
+from .torch_modes import FunctionMode, has_cpu_tensor, record_mixed_devices
 
 Tensors = Sequence[Any]
 _OF_RMS_NORM = ("input", "normalized_shape", "weight", "eps")
@@ -55,6 +55,8 @@ class Substitute(torch.autograd.Function):
     def forward(ctx: Any, state: RunState, operator: CudaOperator, *tensors: Any) -> Any:
         """Compute and count it."""
         state.note_node()
+        if has_cpu_tensor(state, tensors):
+            record_mixed_devices(state, state.thread.call)
         needed = ctx.needs_input_grad[2:]
         ctx.state, ctx.operator, ctx.count = state, operator, len(tensors)
         with state.uncounted(), torch.set_grad_enabled(any(needed)), _without_hooks():

@@ -72,8 +72,8 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
         if device is not None:
             if rule.check is not None:
                 rule.check(state, func, args, kwargs)
-            elif rule.same_device and not thread.quiet_depth and self._has_cpu_tensor(args):
-                self._record_mixed_devices(rule.name)
+            elif rule.same_device and not thread.quiet_depth and has_cpu_tensor(state, args):
+                record_mixed_devices(state, rule.name)
         thread.depth += 1
         try:
             fake = state.fake
@@ -115,33 +115,6 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             self._state.record_not_covered(f"the inside the operator {func.name()} was not checked")
         return out
 
-    def _record_mixed_devices(self, name: str) -> None:
-        """Record an operator that would raise on a GPU; only once if an early device choice may be the cause."""
-        state = self._state
-        why = f"{name} takes tensors on the CPU and on the GPU, which raises an error on a GPU"
-        if state.code_ran_before:
-            why += _ON_GPU_HINT
-        if state.cpu_by_name is not None:
-            if state.early_choice_reported:
-                return
-            state.early_choice_reported = True
-            why = (
-                f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
-                "step, or run the file: instrument syncs FILE.py::FUNCTION"
-            )
-        state.record_not_covered(why, fails=True)
-
-    def _has_cpu_tensor(self, values: Sequence[Any]) -> bool:
-        """Return whether a tensor with a dimension is not on a GPU."""
-        is_on_host = self._state.tags.is_on_host
-        for value in values:
-            if isinstance(value, torch.Tensor):
-                if value.dim() and value.numel() and is_on_host(value):
-                    return True
-            elif isinstance(value, (list, tuple)) and self._has_cpu_tensor(value):
-                return True
-        return False
-
     def _device_of_created(self) -> torch.device | None:
         """Return the device on which C++ code creates a tensor: that of the arguments of the public call."""
         inputs = self._thread.inputs
@@ -152,6 +125,34 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             return device
         # A formula of the backward pass creates it for the gradient of the previous operator.
         return self._thread.last_device if torch._C._current_autograd_node() is not None else None
+
+
+def record_mixed_devices(state: RunState, name: str) -> None:
+    """Record an operator that would raise on a GPU; only once if an early device choice may be the cause."""
+    why = f"{name} takes tensors on the CPU and on the GPU, which raises an error on a GPU"
+    if state.code_ran_before:
+        why += _ON_GPU_HINT
+    if state.cpu_by_name is not None:
+        if state.early_choice_reported:
+            return
+        state.early_choice_reported = True
+        why = (
+            f"{CHOSEN}, without a GPU, so {state.cpu_by_name} uses the CPU. Choose the device inside the "
+            "step, or run the file: instrument syncs FILE.py::FUNCTION"
+        )
+    state.record_not_covered(why, fails=True)
+
+
+def has_cpu_tensor(state: RunState, values: Sequence[Any]) -> bool:
+    """Return whether a tensor with a dimension is not on a GPU."""
+    is_on_host = state.tags.is_on_host
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if value.dim() and value.numel() and is_on_host(value):
+                return True
+        elif isinstance(value, (list, tuple)) and has_cpu_tensor(state, value):
+            return True
+    return False
 
 
 def register_higher_order_operators(stack: ExitStack) -> None:
