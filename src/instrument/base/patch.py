@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Protocol, TypeVar
 
@@ -98,6 +98,20 @@ class Patch:
         else:
             _tops[key] = top
 
+    def suspend(self) -> bool:
+        """Restore the original until `resume`; return whether the replacement was in place."""
+        owner = self._owner()
+        if owner is None or self._undone or vars(owner).get(self._name, _MISSING) is not self._ours:
+            return False
+        self._set(owner, self._before)
+        return True
+
+    def resume(self) -> None:
+        """Put the replacement back after `suspend`, unless other code replaced the original meanwhile."""
+        owner = self._owner()
+        if owner is not None and vars(owner).get(self._name, _MISSING) is self._before:
+            self._set(owner, self._ours)
+
     def _set(self, owner: Any, value: Any) -> None:
         held = vars(owner)
         if not isinstance(held, dict):  # the attributes of a class can be set by setattr only
@@ -113,6 +127,16 @@ def _reference(owner: Any) -> Callable[[], Any]:
         return weakref.ref(owner)
     except TypeError:  # the object cannot be weakly referenced
         return lambda: owner
+
+
+@contextmanager
+def suspended(patches: Sequence[Patch]) -> Iterator[None]:
+    """Run the block with what ``patches`` replaced, which were applied in this order."""
+    with ExitStack() as stack:
+        for patch in reversed(patches):
+            if patch.suspend():
+                stack.callback(patch.resume)
+        yield
 
 
 def apply(changes: Iterable[C], held: list[C]) -> None:

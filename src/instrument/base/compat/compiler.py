@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from types import CodeType, FrameType
@@ -73,6 +74,15 @@ def compiled_call_end() -> tuple[Any, str] | None:
     """Return the function that each compiled call ends with, as owner and name; None before Dynamo is imported."""
     module = sys.modules.get("torch._dynamo.eval_frame")
     return (module, "_maybe_set_eval_frame") if hasattr(module, "_maybe_set_eval_frame") else None
+
+
+def own_name(function: str) -> str:
+    """Return the name of the function that the program defines, given that of a part which torch.compile made."""
+    match = _RESUMED.fullmatch(function)
+    return match.group(1) if match else function
+
+
+_RESUMED = re.compile(r"(?:.*\.)?torch_dynamo_resume_in_(.+)_at_\d+")
 
 
 def graphs_compiled() -> bool:

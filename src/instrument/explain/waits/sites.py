@@ -14,6 +14,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
+from ...base.compat.compiler import own_name
 from ...base.findings import Site
 from ...base.patch import TRANSPARENT
 from ...base.source_paths import INSTALLED
@@ -111,4 +112,4 @@ def site_in(code: CodeType, line: int) -> Site:
     filename = code.co_filename
     if not filename.startswith(os.sep) and Path(filename).exists():  # relative to the present current folder
         filename = str(Path(filename).absolute())
-    return _site(filename, line, getattr(code, "co_qualname", code.co_name))
+    return _site(filename, line, own_name(getattr(code, "co_qualname", code.co_name)))

@@ -126,6 +126,7 @@ class Place(NamedTuple):
         module: the path of the innermost module, such as "Model.layers.0.attention"; empty outside modules.
         site: the user's line; in the backward pass, that of the forward operator. None if it is not known.
         via: the innermost line of a library below the user's line; None if there is none.
+        compiled: whether it belongs to a graph of torch.compile, or to the backward pass of one.
     """
 
     phase: Phase
@@ -133,6 +134,7 @@ class Place(NamedTuple):
     module: str
     site: Site | None
     via: Site | None
+    compiled: bool = False
 
 
 @dataclass(frozen=True)

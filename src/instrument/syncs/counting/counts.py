@@ -5,29 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from .calls import CallRecord
+from .compilation import Compiled
 from .step_counts import Prices, StepCounts, step_counts
 from .text import lines
 
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """What torch.compile did during the run.
-
-    Attributes:
-        graphs: compiled graphs.
-        graph_breaks: graph breaks.
-        recompilations: compilations of a function after its first one.
-    """
-
-    graphs: int = 0
-    graph_breaks: int = 0
-    recompilations: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,7 +25,7 @@ class Counts:
         step: a typical later step: the earliest of those that most later steps equal; the first one if there is no
             other.
         steps: the number of steps.
-        compiled: what torch.compile did.
+        compiled: what torch.compile did in the run.
         record: all operators in order, with their places.
     """
 
@@ -57,12 +43,11 @@ class Counts:
         """Return the counts as a dict of JSON values."""
         return {
             "version": VERSION, "steps": self.steps, "step": self.step.as_dict(), "first": self.first.as_dict(),
-            "compiled": asdict(self.compiled),
+            "compiled": self.compiled.as_dict(),
         }  # fmt: skip
 
     def __str__(self) -> str:
-        compiled = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in vars(self.compiled).items())
-        return "\n".join(lines(self.step, self.first, self.steps, compiled if self.compiled.graphs else ""))
+        return "\n".join(lines(self.step, self.first, self.steps, [*self.compiled.lines()]))
 
 
 def counts_of(
@@ -81,5 +66,8 @@ def counts_of(
     usual = Counter(span.call.tobytes() for span in later.values()).most_common(1)
     typical = next((number for number, span in later.items() if span.call.tobytes() == usual[0][0]), 1)
     prices = Prices()
-    first, step = (step_counts(number, spans[number], prices, synchronizations(number)) for number in (1, typical))
+    first, step = (
+        step_counts(number, spans[number], prices, synchronizations(number), compiled.in_step(number))
+        for number in (1, typical)
+    )
     return Counts(first, step, steps, compiled, record)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ...base.findings import SyncFinding
 from ...base.numbered_names import Path, joined_paths
 from ...explain.contract.numbers import KERNELS, WITHOUT_KERNEL, Number, Numbers, Spot
 from .calls import PHASES, Place
+from .compilation import EventKind
 from .counts import Counts
 from .launches import Launch
 from .step_counts import StepCounts
@@ -21,6 +22,9 @@ _PARTS = {
     **{f"{way}_{what}": ["pageable", "pinned"] for way in ("h2d", "d2h") for what in ("bytes", "copies")},
 }
 _SINGLE = ("operators", "memcpys", "memsets", "read_bytes", "written_bytes", "collectives", "collective_bytes")
+_OF_COMPILER: Mapping[str, EventKind] = {
+    "compiled_graphs": "graph", "graph_breaks": "graph break", "recompilations": "recompilation",
+}  # fmt: skip
 KNOWN = (*_SINGLE, *_PARTS, *(f"{whole}.{part}" for whole, parts in _PARTS.items() for part in parts),
          *(f"flops.{kind}" for kind in _KINDS))  # fmt: skip
 """The numbers of operators, also of those that a program may lack."""
@@ -71,9 +75,9 @@ def numbers_of(counts: Counts, syncs: Iterable[SyncFinding], memory: Peak | None
         waits[Spot(finding.region, finding.site or finding.via)] += finding.steps[step.step - 1]
     numbers["syncs"] = Number(waits.total(), join(waits))
     compiled = counts.compiled
-    numbers["graph_breaks"] = Number(compiled.graph_breaks)
-    numbers["recompilations"] = Number(compiled.recompilations)
-    numbers["compiled_graphs"] = Number(compiled.graphs)
+    for name, kind in _OF_COMPILER.items():
+        made = Counter(Spot(event.region, event.site or event.via) for event in compiled.of_kind(kind))
+        numbers[name] = Number(made.total(), join(made))
     if memory is not None:
         held: Counter[Spot] = Counter()
         for use in memory.uses:

@@ -58,6 +58,7 @@ class ThreadPlaces:
         in_call: the index of the place of the running call of a torch function; `UNKNOWN` if it has made no
             operator yet, `OUTSIDE` outside such calls.
         last_backward: the index of the place of the previous operator of a backward pass; -1 before the first.
+        compiled: whether a graph of torch.compile runs.
     """
 
     def __init__(self) -> None:
@@ -65,6 +66,7 @@ class ThreadPlaces:
         self.creates_graph = False
         self.last_backward = -1
         self.in_call = OUTSIDE
+        self.compiled = False
         self.next_number = 0  # of the autograd node after the last one in `_made`
         self._first = 0  # the number of the autograd node that the first of `_made` is about
         self._made = array("i")  # for each node of this thread, the index of the place that made it
@@ -152,10 +154,10 @@ class Places:
         module = thread.modules[-1].path if thread.modules else ""
         if updates and not module and phase == "forward":
             phase = "optimizer"
-        key = phase, self._path(), module, lines
+        key = phase, self._path(), module, lines, thread.compiled
         index = self._index_by_key.get(key)
         if index is None:
-            place = Place(phase, key[1], module, self._codes.site(site), self._codes.site(via))
+            place = Place(phase, key[1], module, self._codes.site(site), self._codes.site(via), thread.compiled)
             index = self._index_by_key[key] = self._add(place)
             self._lines_of.setdefault(index, lines)
         return index
@@ -224,7 +226,7 @@ class _Codes:
     def _owner(self, code: CodeType) -> int:
         self._codes[id(code)] = code
         owner = sites.owner_of(code)
-        if code.co_name == _CALL:
+        if code.co_name in _CALLS:
             owner = _MODULE
         elif any(part in code.co_filename for part in _UPDATING) and code.co_name not in _SCALES_LOSS:
             owner = _UPDATE
@@ -322,4 +324,15 @@ def patches(places: Places, thread_places: Callable[[], ThreadPlaces | None]) ->
         yield Patch(*runner, make_pass)
 
 
-_CALL = "instrumented_module_call"
+def call_in_module(thread: ThreadPlaces, name: str, run: Callable[[Any], Any], node: Any) -> Any:
+    """Call ``run(node)`` as in the module with this path; it begins with "." inside the module that runs."""
+    outer = thread.modules[-1] if thread.modules else None
+    path = f"{outer.path}{name}" if outer is not None and name.startswith(".") else name.removeprefix(".")
+    thread.modules.append(_ModuleCall(path, outer is not None and outer.in_backward))
+    try:
+        return run(node)
+    finally:
+        thread.modules.pop()
+
+
+_CALLS = ("instrumented_module_call", "call_in_module")

@@ -12,6 +12,7 @@ import torch
 from ...base.findings import Direction
 from ...base.guard import guard
 from .calls import Call, Memory, Phase, Place, Span
+from .compilation import Compiled
 from .kernels import Launches, launches_of
 from .launches import Launch
 from .work import Work, work_of
@@ -91,6 +92,11 @@ class StepCounts:
         collectives: the collectives.
         optimizer: "fused", "foreach" or "single", as the optimizers update; None without one.
         unknown: operators whose kernels are not known, with their number; each counts as one kernel.
+        compiled_kernels: those of `kernels` that belong to graphs of torch.compile. What a compiler makes of them
+            is not known: they are counted as those of the operators in the graphs.
+        graphs: the graphs that torch.compile made.
+        graph_breaks: its graph breaks.
+        recompilations: how often it compiled a function once more.
         by_data: operators whose results have sizes that depend on data, so that other data may give other counts.
         span: the operators of the step in order, with their places.
         prices: what each of their calls does.
@@ -111,6 +117,10 @@ class StepCounts:
     collectives: list[Collectives]
     optimizer: str | None
     unknown: dict[str, int]
+    compiled_kernels: int
+    graphs: int
+    graph_breaks: int
+    recompilations: int
     by_data: list[str]
     span: Span = field(repr=False, compare=False)
     prices: Prices = field(repr=False, compare=False)
@@ -179,14 +189,14 @@ class Prices(dict[Call, _About]):
         return about
 
 
-def step_counts(number: int, span: Span, prices: Prices, synchronizations: int) -> StepCounts:
-    """Return the counts of the step with a number, in which the CPU waits so often."""
+def step_counts(number: int, span: Span, prices: Prices, synchronizations: int, made: Compiled) -> StepCounts:
+    """Return the counts of the step with a number, in which the CPU waits so often and torch.compile made this."""
     kernels: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     copies: dict[tuple[Direction, bool], list[int]] = {}
     collectives: dict[tuple[str, str], list[int]] = {}
     flops: dict[str, Counter[Phase]] = {}
-    launching = priced = read = written = 0
+    launching = priced = read = written = compiled = 0
     updates: set[str] = set()
     by_data: dict[str, None] = {}
     for call, place, times in span.counted():
@@ -201,6 +211,7 @@ def step_counts(number: int, span: Span, prices: Prices, synchronizations: int) 
                 _add(collectives.setdefault((call.name, group_of(call)), [0, 0]), launch, times)
         if about.kernels:
             launching += times
+            compiled += about.kernels * times * place.compiled
             priced += about.work.known * times
             read, written = read + about.work.read * times, written + about.work.written * times
         if about.work.kind:
@@ -218,7 +229,7 @@ def step_counts(number: int, span: Span, prices: Prices, synchronizations: int) 
         sorted(Copies(*key, *values) for key, values in copies.items()), synchronizations,
         sorted(Collectives(*key, *values) for key, values in collectives.items()),
         next((way for way in ("fused", "foreach", "single") if way in updates), None), dict(unknown),
-        list(by_data), span, prices,
+        compiled, made.graphs, made.graph_breaks, made.recompilations, list(by_data), span, prices,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from ...base.printable import shown_name
 from ...base.units import count, counted, percent, size
@@ -24,20 +24,19 @@ def operations(flops: int) -> str:
     return f"{flops} FLOP"
 
 
-def lines(step: StepCounts, first: StepCounts, steps: int, compiled: str) -> Iterator[str]:
+def lines(step: StepCounts, first: StepCounts, steps: int, compiled: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Yield the lines of the counts of a typical step, and what is different in the first.
 
     Args:
         step: the typical step.
         first: the first one.
         steps: the number of steps.
-        compiled: what torch.compile did; empty if nothing.
+        compiled: what torch.compile did, in lines; empty if nothing.
     """
     yield f"Counts of step {step.step} of {steps}" if steps > 1 else "Counts of the step"
     usual, before = dict(_rows(step)), dict(_rows(first))
-    if compiled:
-        usual["compiled"] = compiled
     yield from _named(usual)
+    yield from (f"  {name:<{_COLUMN}}{text}" for name, text in compiled)
     changed = {name: text for name, text in before.items() if usual.get(name) != text}
     if step.step != first.step and changed:
         yield ""
@@ -55,6 +54,8 @@ def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
     yield "operators", f"{count(step.operators)}, of which {count(step.launching)} launch kernels"
     families = ", ".join(f"{count(number)} {family}" for family, number in step.kernels.items())
     yield "kernels", f"{count(step.kernel_count)}{': ' * bool(families)}{families}"
+    if step.compiled_kernels:
+        yield "  in graphs", f"{count(step.compiled_kernels)} of torch.compile, counted as eager operators"
     if step.memcpys or step.memsets:
         yield "in GPU memory", f"{counted(step.memcpys, 'memcpy')}, {counted(step.memsets, 'memset')}"
     yield from _flops(step)

@@ -185,20 +185,23 @@ class PretendedCuda:
     Args:
         log: records synchronizations, and calls that cannot be carried out.
         devices: the number of pretended GPUs.
+
+    Attributes:
+        patches: what it replaced.
     """
 
     def __init__(self, log: RunState, devices: int = 1) -> None:
         self._gpus = Gpus(log, devices)
         self._cudart = libraries.Cudart()
         self._generators = tuple(DefaultGenerator(index) for index in range(devices))
-        self._patches: list[Patch] = []
+        self.patches: list[Patch] = []
 
     def install(self) -> None:
         """Install all of it, or nothing if a part fails; further calls do nothing."""
-        if self._patches:
+        if self.patches:
             return
         try:
-            apply((Patch(*change) for change in self._changes()), self._patches)
+            apply((Patch(*change) for change in self._changes()), self.patches)
         except BaseException:
             self.undo()
             raise
@@ -206,9 +209,9 @@ class PretendedCuda:
 
     def undo(self) -> None:
         """Restore all replaced attributes; further calls do nothing."""
-        if not self._patches:
+        if not self.patches:
             return
-        undo(self._patches)
+        undo(self.patches)
         _clear_availability_caches()
 
     def replacements(self) -> dict[str, Any]:
@@ -284,7 +287,7 @@ class PretendedCuda:
     def _pretended_class(self, real: Any, make: Callable[..., Any], kind: type) -> Any:
         """Return a class that passes for ``real``, and returns an object of ``make`` unless that is None."""
         meta: Any = type(real)
-        patches = self._patches  # empty after `undo`: a class that the program kept then makes real objects
+        patches = self.patches  # empty after `undo`: a class that the program kept then makes real objects
 
         class Kind(meta):  # type: ignore[misc]
             def __call__(self, *args: Any, **options: Any) -> Any:

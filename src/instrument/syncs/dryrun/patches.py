@@ -178,18 +178,6 @@ def _traced(state: RunState) -> Iterator[Replacement]:
     yield torch._C.ScriptMethod, "__call__", calling(call)
 
 
-def _compiled(state: RunState) -> Iterator[Replacement]:
-    """Report that compiled functions run eagerly."""
-    from torch._dynamo import eval_frame
-
-    def callback_from_stance(original: Any, callback: Any) -> Any:
-        if callback not in (None, False):
-            state.record_not_covered("a compiled function ran eagerly: its compiled code was not checked")
-        return original(callback)
-
-    yield eval_frame, "_callback_from_stance", calling(callback_from_stance)
-
-
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -415,19 +403,21 @@ def _kind_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 _CHANGES: tuple[Callable[[RunState], Iterator[Replacement]], ...] = (
-    _python_bodies, _storages, _threads, _processes, collectives, _hooks, _traced, _compiled, _dataless,
+    _python_bodies, _storages, _threads, _processes, collectives, _hooks, _traced, _dataless,
 )  # fmt: skip
 
 
 @contextmanager
-def patched(state: RunState) -> Iterator[None]:
+def patched(state: RunState) -> Iterator[list[Patch]]:
     """Replace functions that must know the pretended devices; restore all at the end, even after an error."""
+    patches: list[Patch] = []
     with ExitStack() as stack:
         stack.enter_context(ranks_in_environment(state))
         for changes in _CHANGES:
             for owner, name, make in changes(state):
                 if hasattr(owner, name):
-                    Patch(owner, name, make).apply_in(stack)
+                    patches.append(Patch(owner, name, make))
+                    patches[-1].apply_in(stack)
         if state.fake is not None:
             # This logger writes 40 lines for each operator with unsupported arguments
             log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -438,11 +428,11 @@ def patched(state: RunState) -> Iterator[None]:
             state.cast = casts.cast
             stack.callback(casts.undo)
             for owner, name, make in casts.replacements():
-                Patch(owner, name, make).apply_in(stack)
+                patches.append(Patch(owner, name, make))
+                patches[-1].apply_in(stack)
         register_higher_order_operators(stack)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_reset_default_device, _device.CURRENT_DEVICE)
-        yield
+        yield patches
 
 
 def _drop_record(record: logging.LogRecord) -> bool:

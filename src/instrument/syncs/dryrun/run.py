@@ -39,6 +39,7 @@ from ...record.regions import dispatch
 from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
 from ..budget import Budget
+from ..counting.compilation import Compiled
 from ..counting.counts import Counts, counts_of
 from ..counting.memory import MemoryRecord
 from ..counting.memory_use import MemoryUse, memory_use
@@ -46,7 +47,7 @@ from ..counting.numbers import numbers_of
 from ..counting.recorder import FEATURE, CallRecorder
 from ..counting.regions import RegionCounter
 from .autocast import is_supported
-from .compiled import CompilerCounters
+from .compiled import Compiler
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
 from .patches import modes, patched
@@ -343,7 +344,7 @@ class DryRun:
             self.state.calls = CallRecorder(
                 self.recorder, path.names, self.state.memory, _unwatched(self.state.allocations.mark_model)
             )
-        self._compiled_before = CompilerCounters()
+        self.compiler: Compiler | None = None
         self._failures_before = guard.failures[FEATURE]
         self.error: BaseException | None = None
         self._early_stop: EarlyStop | None = None
@@ -407,6 +408,8 @@ class DryRun:
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.state.budget.clear()
         self.regions.clear()
+        if self.compiler is not None:
+            self.compiler.clear()
         if self.state.calls is not None:
             self.state.calls.clear()
         self.state.allocations.forget_places()
@@ -429,6 +432,8 @@ class DryRun:
         """Make everything so far a part of step 0, as a stronger sign of steps was found."""
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.regions.restart(self.recorder.step)
+        if self.compiler is not None:
+            self.compiler.restart()
         if self.state.calls is not None:
             self.state.calls.restart(self.recorder.step)
         self.recorder.reassign_steps(lambda seen: +Counter({0: seen.total() - seen[None], None: seen[None]}))
@@ -465,17 +470,17 @@ class DryRun:
         if self.follower.function_missing:
             unmatched.append("the function of --step-on was not found, or never called")
         sentences += unmatched
+        compiled = Compiled(() if self.compiler is None else tuple(self.compiler.events))
         report = DryRunReport(
-            "dry run", recorder.findings, steps, sentences, error=self.error, dropped=recorder.dropped,
-            unavailable_reason="" if used else self._why_nothing_on_gpu(), budgeted=budget.given,
-            exceeded=budget.exceeded(steps), unmatched=unmatched,
+            "dry run", [*map(compiled.marked, recorder.findings)], steps, sentences, error=self.error,
+            dropped=recorder.dropped, unavailable_reason="" if used else self._why_nothing_on_gpu(),
+            budgeted=budget.given, exceeded=budget.exceeded(steps), unmatched=unmatched,
         )  # fmt: skip
         if self.state.calls is not None:
 
             def synchronizations(step: int) -> int:
                 return sum(finding.steps[step - 1] for finding in report.findings if finding.covered)
 
-            compiled = self._compiled_before.until_now()
             report.allocations = self.state.allocations.record
             with guard.contained(FEATURE):
                 report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
@@ -534,14 +539,16 @@ def _set_up(
     stack.callback(dispatch.active.remove, path)
     dispatch.active.add(path)
     cuda = PretendedCuda(run.state)
+    stack.callback(lambda: run.compiler.reset() if run.compiler is not None else None)
     stack.callback(cuda.undo)
     cuda.install()
-    stack.enter_context(patched(run.state))
+    patches = stack.enter_context(patched(run.state))
     stack.callback(run.follower.remove)
     run.follower.follow()
 
-    patches = [*run.recorder.patches(), *run.call_patches()]
-    for patch in patches:
+    own = [*run.recorder.patches(), *run.call_patches()]
+    run.compiler = Compiler(run.state, run.recorder, [*patches, *own], cuda.patches)
+    for patch in [*own, *run.compiler.patches()]:
         patch.apply_in(stack)
     mark = _unwatched(run.state.allocations.mark_optimizer)
     handle = register_optimizer_step_post_hook(lambda optimizer, *_: mark(optimizer))

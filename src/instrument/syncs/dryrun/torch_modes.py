@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +21,7 @@ from ...base.compat import operators
 from ...explain.waits.events import CHOSEN
 from ..counting.places import OUTSIDE, UNKNOWN
 from .collectives import note_collective
+from .graphs import on_cpu
 from .rules import OperatorRule, rule_of
 from .state import PINNED, RunState, as_cuda, tensors
 
@@ -37,6 +39,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
     """Sees each operator that one thread runs, forward and backward."""
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile trace while the mode is on; it does not see what is traced."""
+        return True
 
     def __init__(self, state: RunState) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
@@ -109,7 +116,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
     def _run_higher_order(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run a composite operator, such as flex_attention, whose parts do not come back here."""
         device = self._first_device(args)
-        out = func(*args, **kwargs)
+        out = func(*tree_map_only(GraphModule, on_cpu, tuple(args)), **kwargs)
         if device is not None:
             self._state.tags.put(out, device)
             self._state.record_not_covered(f"the inside the operator {func.name()} was not checked")
