@@ -97,11 +97,10 @@ def warm_up() -> bool:
 
     counters: Any = utils.counters
     before = {name: Counter(counter) for name, counter in counters.items()}
-    function: Any = eval(
-        "lambda x: torch.relu(x) + 1", {"torch": torch}
-    )  # not code of this package, which is skipped
+    function = eval("lambda x: torch.relu(x) + 1", {"torch": torch})  # code of this package would be skipped
+    compiled: Any = torch.compile(function, backend="eager")
     try:
-        torch.compile(function, backend="eager")(torch.ones(2))
+        compiled(torch.ones(2))
     except Exception:
         return False
     finally:

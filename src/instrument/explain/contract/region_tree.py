@@ -22,7 +22,10 @@ from ...base.numbered_names import Path, joined_paths, own_names
 from ...base.reasoned_lines import read_lines, write_lines
 from ...base.units import count
 
-_HEAD = ("# The regions of a training step with their calls, for `instrument check --regions`.",)
+_HEAD = "# The regions of a training step with their calls, for `instrument check --regions`."
+_HEAD_OF_MODULES = (
+    "# The modules of a training step without regions, with their calls, for `instrument check --regions`."
+)
 _LINE = re.compile(r"( *)(\S.*?)(?:  x(\d+))?\s*")
 _AMBIGUOUS = re.compile(r'[#"\s].*|.*(?:\s|  x\d+)|')
 _INDENT = 2
@@ -34,9 +37,11 @@ class RegionTree:
 
     Attributes:
         calls: the calls of each region by its path, a region after the one around it, in order of the first call.
+        of_modules: whether these are modules, in place of regions.
     """
 
     calls: dict[Path, int] = field(default_factory=dict)
+    of_modules: bool = False
 
     @classmethod
     def of(cls, opened: Mapping[Path, int]) -> RegionTree:
@@ -56,7 +61,9 @@ class RegionTree:
             OSError: the file cannot be read.
         """
         try:
-            return cls._parse((number, line) for number, line, _, _ in read_lines(path))
+            tree = cls._parse((number, line) for number, line, _, _ in read_lines(path))
+            tree.of_modules = _HEAD_OF_MODULES in File(path).read_text(encoding="utf-8-sig").split("\n", 1)[0]
+            return tree
         except ValueError as error:
             raise ValueError(f"cannot read {path}: {error}") from None
 
@@ -85,7 +92,7 @@ class RegionTree:
 
     def write(self, path: str | File) -> None:
         """Write the file."""
-        write_lines(path, [*_HEAD, *self._lines()])
+        write_lines(path, [_HEAD_OF_MODULES if self.of_modules else _HEAD, *self._lines()])
 
     def __str__(self) -> str:
         return "\n".join(self._lines())

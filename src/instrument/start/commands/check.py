@@ -132,6 +132,8 @@ class Held:
                 checked.notes.append(f"Not in {self.baseline}, and not compared: {', '.join(missing)}.")
         if self._tree is not None:
             checked.regions = self._tree.changes(regions)
+            if regions.of_modules and not self._tree.of_modules:
+                checked.notes.append(f"The step has no regions; its modules are compared with {self.regions}.")
         return checked
 
     def _write(self, numbers: Numbers, tree: RegionTree) -> Iterator[str]:
@@ -143,9 +145,12 @@ class Held:
             yield f"{counted(len(fresh.held), 'number')} written to {self.baseline}."
         if self.regions is not None:
             if not tree.calls:
-                raise ValueError("the step has no regions: name them with instrument.annotate or annotate_modules")
+                raise ValueError(
+                    "the step has no regions and calls no modules: name them with instrument.annotate"
+                )
             tree.write(self._folder / self.regions)
-            yield f"{counted(len(tree.calls), 'region')} written to {self.regions}."
+            what = "module" if tree.of_modules else "region"
+            yield f"{counted(len(tree.calls), what)} written to {self.regions}."
 
 
 def failure_of(report: DryRunReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -9,12 +10,13 @@ from typing import Protocol
 from ...base.findings import SyncFinding
 from ...base.numbered_names import Path, joined_paths
 from ...explain.contract.numbers import KERNELS, WITHOUT_KERNEL, Number, Numbers, Spot
-from .calls import PHASES, Place
+from .calls import PHASES, Call, Place
 from .compilation import EventKind
 from .counts import Counts
 from .launches import Launch
-from .step_counts import StepCounts
+from .step_counts import StepCounts, group_of
 
+_NO_WORD = re.compile(r"[^\w:-]+")
 _KINDS = ("matmul", "attention", "convolution")
 _PARTS = {
     "kernels": KERNELS,
@@ -116,7 +118,7 @@ def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
         about, spot = step.prices[call], _spot(place)
         add("operators", spot, times)
         for launch in about.launches.works:
-            for name, value in _of_launch(launch):
+            for name, value in _of_launch(launch, call):
                 add(name, spot, value * times)
         if about.kernels:
             add("read_bytes", spot, about.work.read * times)
@@ -126,7 +128,7 @@ def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
     return parts
 
 
-def _of_launch(launch: Launch) -> list[tuple[str, int]]:
+def _of_launch(launch: Launch, call: Call) -> list[tuple[str, int]]:
     """Return the names of the numbers that a launch adds to, and how much."""
     if launch.family == "memcpy" and (launch.source, launch.target) != ("gpu", "gpu"):
         to_gpu = launch.target == "gpu"
@@ -137,7 +139,11 @@ def _of_launch(launch: Launch) -> list[tuple[str, int]]:
         return [(f"{launch.family}s", 1)]
     kernel = [(f"kernels.{launch.family}", 1)]
     if launch.family == "collective":
-        kernel += [("collectives", 1), ("collective_bytes", launch.bytes)]
+        group = _NO_WORD.sub("_", group_of(call).removeprefix("mesh_"))
+        kernel += [
+            ("collectives", 1),
+            (f"collective_bytes.{group}" if group else "collective_bytes", launch.bytes),
+        ]
     return kernel
 
 

@@ -41,10 +41,11 @@ Lines = tuple[_Line, _Line, bool]
 class _ModuleCall:
     """A running call of a module; ``outside`` are the lines of the call itself, once they are known."""
 
-    __slots__ = ("in_backward", "outside", "path")
+    __slots__ = ("in_backward", "names", "outside", "path")
 
     def __init__(self, path: str, in_backward: bool, outside: Lines | None = None) -> None:
         self.path = path
+        self.names: tuple[str, ...] = ()
         self.in_backward = in_backward
         self.outside = outside
 
@@ -97,13 +98,21 @@ class Places:
     Args:
         path: returns the names of the regions that are open on this thread.
         on_model: called with each module before its first call, unless a module around it was called before.
+        on_module: called at each call of a module outside the backward pass, with the names of those that run, each
+            relative to the one around it.
 
     Attributes:
         places: the distinct places.
     """
 
-    def __init__(self, path: Callable[[], tuple[str, ...]], on_model: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        path: Callable[[], tuple[str, ...]],
+        on_model: Callable[[Any], None],
+        on_module: Callable[[tuple[str, ...]], None],
+    ) -> None:
         self.places: list[Place] = []
+        self._on_module = on_module
         self._path = path
         self._names = _ModuleNames(on_model)
         self._codes = _Codes()
@@ -175,7 +184,12 @@ class Places:
         path = self._names.path(module, outer.path if outer is not None else "")
         node = self._node()
         if node is None or (outer is not None and outer.in_backward):
-            thread.modules.append(_ModuleCall(path, outer is not None and outer.in_backward))
+            call = _ModuleCall(path, outer is not None and outer.in_backward)
+            thread.modules.append(call)
+            if not call.in_backward:
+                name = path if outer is None else path.removeprefix(f"{outer.path}.")
+                call.names = (*outer.names, name) if outer is not None else (name,)
+                self._on_module(call.names)
             return
         forward = thread.made_by(node)  # the call is the one that made this node, once more
         thread.modules.append(_ModuleCall(path, True, self._lines_of.get(forward)))

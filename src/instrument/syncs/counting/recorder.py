@@ -41,6 +41,7 @@ class CallRecorder:
         path: returns the names of the regions that are open on this thread.
         memory: returns where a tensor is.
         on_model: as in `Places`.
+        on_module: as in `Places`.
 
     Attributes:
         record: what was recorded so far.
@@ -52,9 +53,10 @@ class CallRecorder:
         path: Callable[[], tuple[str, ...]],
         memory: Callable[[Any], Memory],
         on_model: Callable[[Any], None],
+        on_module: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._steps = steps
-        self._places = Places(path, on_model)
+        self._places = Places(path, on_model, on_module)
         self._memory = memory
         self.record = CallRecord(places=self._places.places)
         self._signatures = Signatures()

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -297,7 +297,7 @@ class DryRunReport(SyncReport):
 
     Attributes:
         counts: operators, kernels, operations, bytes and copies of a step.
-        regions: the regions of that step with their calls.
+        regions: the regions of that step with their calls; its modules, if it has no regions.
         allocations: what takes memory on the GPU, and when.
         counting_failed: whether an error of this library left operators uncounted.
     """
@@ -340,10 +340,12 @@ class DryRun:
         self.recorder = StepRecorder(path.names, budget, DryRun.call.__code__)
         self.state = RunState(self.recorder, DatalessMode() if fake else None, budget, ranks)
         self.regions = RegionCounter(self.recorder)
+        self.modules = RegionCounter(self.recorder)
         if counts:
             self.state.calls = CallRecorder(
-                self.recorder, path.names, self.state.memory, _unwatched(self.state.allocations.mark_model)
-            )
+                self.recorder, path.names, self.state.memory, _unwatched(self.state.allocations.mark_model),
+                self.modules.note,
+            )  # fmt: skip
         self.compiler: Compiler | None = None
         self._failures_before = guard.failures[FEATURE]
         self.error: BaseException | None = None
@@ -408,6 +410,7 @@ class DryRun:
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.state.budget.clear()
         self.regions.clear()
+        self.modules.clear()
         if self.compiler is not None:
             self.compiler.clear()
         if self.state.calls is not None:
@@ -432,6 +435,7 @@ class DryRun:
         """Make everything so far a part of step 0, as a stronger sign of steps was found."""
         self.recorder.restart(None if self.recorder.step is None else 0)
         self.regions.restart(self.recorder.step)
+        self.modules.restart(self.recorder.step)
         if self.compiler is not None:
             self.compiler.restart()
         if self.state.calls is not None:
@@ -485,6 +489,8 @@ class DryRun:
             with guard.contained(FEATURE):
                 report.counts = counts_of(self.state.calls.record, steps, synchronizations, compiled)
                 report.regions = self.regions.tree(report.counts.step.step)
+                if not report.regions.calls:
+                    report.regions = replace(self.modules.tree(report.counts.step.step), of_modules=True)
             report.counting_failed = guard.failures[FEATURE] > self._failures_before
         return report
 
