@@ -136,6 +136,10 @@ class CachingAllocator:
                 block.next.before = block
         pool.put(block)
 
+    def reset_peaks(self) -> None:
+        """Begin with the peaks anew, as `torch.cuda.reset_peak_memory_stats` does."""
+        self.max_allocated, self.max_reserved = self.allocated, self.reserved
+
     def release_cached(self) -> None:
         """Give the segments that are free back to the driver, as `torch.cuda.empty_cache` does."""
         for pool in self._pools.values():

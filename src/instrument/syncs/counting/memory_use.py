@@ -101,6 +101,26 @@ class _Replay:
     place: int = -1  # the event of the peak
 
 
+class LiveMemory:
+    """The allocator of a run that goes on.
+
+    Args:
+        record: the allocations so far; grows.
+    """
+
+    def __init__(self, record: MemoryRecord) -> None:
+        self._record = record
+        self._replay = _Replay(CachingAllocator())
+        self._seen = 0
+
+    def allocator(self) -> CachingAllocator:
+        """Return the allocator as it is now."""
+        first, self._seen = self._seen, len(self._record.events)
+        for _ in _events(self._record, self._replay, self._seen - 1, first):
+            pass
+        return self._replay.allocator
+
+
 def memory_use(record: MemoryRecord, calls: CallRecord, limit: int | None = None) -> MemoryUse:
     """Return the memory of a run.
 
@@ -136,10 +156,12 @@ def replayed(record: MemoryRecord, limit: int | None = None) -> CachingAllocator
     return replay.allocator
 
 
-def _events(record: MemoryRecord, replay: _Replay, last: int | None = None) -> Iterator[tuple[int, int]]:
-    """Replay the events up to ``last``; yield the place and the number of each allocation."""
+def _events(
+    record: MemoryRecord, replay: _Replay, last: int | None = None, first: int = 0
+) -> Iterator[tuple[int, int]]:
+    """Replay the events from ``first`` to ``last``; yield the place and the number of each allocation."""
     allocator, held, sizes, in_place = replay.allocator, replay.held, record.sizes, record.in_place
-    for event, number in enumerate(record.events if last is None else record.events[: last + 1]):
+    for event, number in enumerate(record.events[first : None if last is None else last + 1], first):
         if number < 0:
             block = held.pop(~number, None)
             if block is not None:

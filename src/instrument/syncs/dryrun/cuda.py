@@ -192,7 +192,8 @@ class PretendedCuda:
 
     def __init__(self, log: RunState, devices: int = 1) -> None:
         self._gpus = Gpus(log, devices)
-        self._cudart = libraries.Cudart()
+        self._memory = libraries.MemoryFigures(getattr(log, "allocator", lambda: None))
+        self._cudart = libraries.Cudart(self._memory)
         self._generators = tuple(DefaultGenerator(index) for index in range(devices))
         self.patches: list[Patch] = []
 
@@ -217,8 +218,8 @@ class PretendedCuda:
     def replacements(self) -> dict[str, Any]:
         """Return the replacements of names of ``torch._C``."""
         return {
-            **self._gpus.replacements(), **libraries.memory_replacements(self._gpus.log, self._gpus.count),
-            **libraries.replacements(), **_unsupported_private(self._gpus.log),
+            **self._gpus.replacements(), **libraries.replacements(),
+            **libraries.memory_replacements(self._gpus.log, self._gpus.count, self._memory), **_unsupported_private(self._gpus.log),
             "_has_cuda": True, "_cudart": self._cudart,
             "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip

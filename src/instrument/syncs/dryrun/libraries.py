@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from ..counting.allocator import CachingAllocator
 from .devices import GIB, TOTAL_MEMORY, Pretended, pool_handle
 from .state import RunState
 
@@ -18,6 +20,61 @@ NCCL_VERSION = 2 << 32 | 21 << 16 | 5
 READINGS = {
     "utilization": 90, "temperature": 60, "power_draw": 300_000, "clock_rate": 1410,
 }  # fmt: skip
+
+
+_FIGURES = SimpleNamespace(allocated=GIB, max_allocated=2 * GIB, reserved=4 * GIB, max_reserved=4 * GIB)
+_DRIVER = GIB // 2  # what the driver uses itself
+_COUNTS = ("allocation", "segment", "active", "inactive_split")
+_EVENTS = (
+    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
+    "num_oom_rejections",
+)  # fmt: skip
+
+
+def _stat(current: int, peak: int) -> dict[str, int]:
+    return {"current": current, "peak": peak, "allocated": 2 * peak, "freed": 2 * peak - current}
+
+
+def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
+    small, small_peak = current // 64, peak // 64
+    large = _stat(current - small, peak - small_peak)
+    return {"all": _stat(current, peak), "small_pool": _stat(small, small_peak), "large_pool": large}
+
+
+class MemoryFigures:
+    """What torch says of the memory of the GPU; fixed figures of a model that fits while nothing is counted.
+
+    Args:
+        allocator: returns the allocator as it is now; None while nothing is counted.
+    """
+
+    def __init__(self, allocator: Callable[[], CachingAllocator | None]) -> None:
+        self._allocator = allocator
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters of the caching allocator, nested as in torch; only sums of bytes are known."""
+        now = self._allocator() or _FIGURES
+        figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
+        for name in ("allocated_bytes", "active_bytes", "requested_bytes"):
+            figures[name] = _pools(now.allocated, now.max_allocated)
+        figures["reserved_bytes"] = _pools(now.reserved, now.max_reserved)
+        figures["inactive_split_bytes"] = _pools(now.reserved - now.allocated, now.max_reserved)
+        figures.update(dict.fromkeys(_EVENTS, 0), max_split_size=-1)
+        return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
+
+    def free_and_total(self) -> tuple[int, int]:
+        """Return the free and the total memory in bytes."""
+        return max(TOTAL_MEMORY - (self._allocator() or _FIGURES).reserved - _DRIVER, 0), TOTAL_MEMORY
+
+    def reset_peaks(self) -> None:
+        """Begin with the peaks anew."""
+        if (now := self._allocator()) is not None:
+            now.reset_peaks()
+
+    def release_cached(self) -> None:
+        """Give back what is cached."""
+        if (now := self._allocator()) is not None:
+            now.release_cached()
 
 
 class CudaResult(int):
@@ -34,9 +91,12 @@ class Cudart:
 
     cudaError = CudaResult  # noqa: N815
 
+    def __init__(self, memory: MemoryFigures) -> None:
+        self._memory = memory
+
     def cudaMemGetInfo(self, device: Any = None) -> tuple[int, int]:  # noqa: N802
-        """Return free and total memory in bytes: constant figures of a model that fits."""
-        return _FREE, TOTAL_MEMORY
+        """Return free and total memory in bytes."""
+        return self._memory.free_and_total()
 
     def cudaGetErrorString(self, code: int) -> str:  # noqa: N802
         """Return the text of an error."""
@@ -175,35 +235,6 @@ def public_functions() -> dict[Any, dict[str, Any]]:
     }
 
 
-ALLOCATED, PEAK, RESERVED = 1 * GIB, 2 * GIB, 4 * GIB
-_FREE = TOTAL_MEMORY - RESERVED - GIB // 2  # less what the driver uses itself
-_COUNTS = ("allocation", "segment", "active", "inactive_split")
-_BYTES = ("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes")
-_EVENTS = (
-    "num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free",
-    "num_oom_rejections",
-)  # fmt: skip
-
-
-def _stat(current: int, peak: int) -> dict[str, int]:
-    return {"current": current, "peak": peak, "allocated": 2 * peak, "freed": 2 * peak - current}
-
-
-def _pools(current: int, peak: int) -> dict[str, dict[str, int]]:
-    small, small_peak = current // 64, peak // 64
-    large = _stat(current - small, peak - small_peak)
-    return {"all": _stat(current, peak), "small_pool": _stat(small, small_peak), "large_pool": large}
-
-
-def stats() -> dict[str, Any]:
-    """Return the counters of the caching allocator, nested as in torch."""
-    figures: dict[str, Any] = {name: _pools(256, 512) for name in _COUNTS}
-    figures.update({name: _pools(ALLOCATED, PEAK) for name in _BYTES})
-    figures["reserved_bytes"] = _pools(RESERVED, RESERVED)
-    figures.update(dict.fromkeys(_EVENTS, 0), max_split_size=-1)
-    return {**figures, "oversize_allocations": _stat(0, 0), "oversize_segments": _stat(0, 0)}
-
-
 def setting(setter: str, getter: str, value: Any, kind: Callable[[Any], Any] = lambda new: new) -> dict[str, Any]:
     """Return the functions ``setter`` and ``getter`` of a setting, whose first value is ``value``."""
     held = [value]
@@ -231,7 +262,7 @@ class Pool(Pretended):
         return []
 
 
-def memory_replacements(log: RunState, devices: int) -> dict[str, Any]:
+def memory_replacements(log: RunState, devices: int, memory: MemoryFigures) -> dict[str, Any]:
     """Return the replacements of functions of ``torch._C`` about memory: settings are kept, addresses made up."""
     addresses = itertools.count(0x7F0000000000, 2**21)
     fractions: dict[int, float] = {}
@@ -240,17 +271,21 @@ def memory_replacements(log: RunState, devices: int) -> dict[str, Any]:
         traces: list[list[Any]] = [[] for _ in range(devices)]
         return {"segments": [], "device_traces": traces, "allocator_settings": {}, "external_annotations": []}
 
+    def empty_cache() -> None:
+        log.record_sync("empty_cache")
+        memory.release_cached()
+
     def change_allocator(allocator: Any) -> None:
         log.record_not_covered("the program's own allocator is not used: tensors are in the CPU's memory")
 
     quiet = (
-        "_cuda_resetAccumulatedMemoryStats", "_cuda_resetPeakMemoryStats",
+        "_cuda_resetAccumulatedMemoryStats",
         "_cuda_cudaCachingAllocator_raw_delete", "_cuda_attach_out_of_memory_observer",
         "_cuda_ipc_collect", "_cuda_annotateMemory",
         "_cuda_beginAllocateToPool", "_cuda_beginAllocateCurrentThreadToPool",
         "_cuda_beginAllocateCurrentStreamToPool", "_cuda_endAllocateToPool", "_cuda_releasePool",
         "_cuda_endAllocateCurrentStreamToPool", "_cuda_lock_mutex", "_cuda_unlock_mutex", "_host_emptyCache",
-        "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats", "_accelerator_resetPeakStats",
+        "_accelerator_emptyHostCache", "_accelerator_resetAccumulatedStats",
     )  # fmt: skip
     settings = setting("_accelerator_setAllocatorSettings", "_accelerator_getAllocatorSettings", "")
     history = setting("_cuda_record_memory_history_legacy", "_cuda_isHistoryEnabled", False, bool)
@@ -263,9 +298,11 @@ def memory_replacements(log: RunState, devices: int) -> dict[str, Any]:
         **history,
         "_cuda_record_memory_history": lambda enabled=None, *_, **__: keep_history(enabled),
         "_cuda_cudaCachingAllocator_set_allocator_settings": settings["_accelerator_setAllocatorSettings"],
-        "_cuda_memoryStats": lambda device: stats(),
+        "_cuda_memoryStats": lambda device: memory.stats(),
+        "_cuda_resetPeakMemoryStats": lambda device: memory.reset_peaks(),
+        "_accelerator_resetPeakStats": lambda device: memory.reset_peaks(),
         "_cuda_memorySnapshot": snapshot,
-        "_cuda_emptyCache": lambda: log.record_sync("empty_cache"),
+        "_cuda_emptyCache": empty_cache,
         "_cuda_getMemoryFraction": lambda device: fractions.get(device, 1.0),
         "_cuda_setMemoryFraction": lambda fraction, device: fractions.update({device: fraction}),
         "_cuda_cudaCachingAllocator_raw_alloc": lambda size, stream: next(addresses),
@@ -279,7 +316,7 @@ def memory_replacements(log: RunState, devices: int) -> dict[str, Any]:
         "_cuda_memoryMetadataSupported": lambda: True,
         "_graph_pool_handle": pool_handle,
         "_accelerator_isAllocatorInitialized": lambda: True,
-        "_accelerator_emptyCache": lambda: log.record_sync("empty_cache"),
-        "_accelerator_getDeviceStats": lambda device: stats(),
-        "_accelerator_getMemoryInfo": lambda device=None: (_FREE, TOTAL_MEMORY),
+        "_accelerator_emptyCache": empty_cache,
+        "_accelerator_getDeviceStats": lambda device: memory.stats(),
+        "_accelerator_getMemoryInfo": lambda device=None: memory.free_and_total(),
     }

@@ -28,7 +28,9 @@ from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
 from ..budget import Budget
 from ..counting.calls import Memory, TensorInfo
+from ..counting.allocator import CachingAllocator
 from ..counting.memory import MemoryRecorder
+from ..counting.memory_use import LiveMemory
 from ..counting.places import ThreadPlaces
 from ..counting.recorder import CallRecorder, stride_of
 from ..counting.streams import StreamNote
@@ -214,6 +216,7 @@ class RunState:
         self.fake = fake  # the FakeTensorMode, or None
         self.calls: CallRecorder | None = None
         self.allocations = MemoryRecorder(lambda: 0 if self.calls is None else len(self.calls.record))
+        self._live_memory = LiveMemory(self.allocations.record)
         self.tags = Tags(self.note_memory)
         self.cast: Callable[[Any, torch.dtype], Any] = lambda value, dtype: value  # as autocast on CUDA does
         self._threads = _Threads()
@@ -226,6 +229,10 @@ class RunState:
     def thread(self) -> ThreadState:
         """The state of the calling thread."""
         return self._threads.state
+
+    def allocator(self) -> CachingAllocator | None:
+        """Return the allocator of the GPU as it is now; None if nothing is counted."""
+        return None if self.calls is None else self._live_memory.allocator()
 
     def memory(self, tensor: Any) -> Memory:
         """Return where ``tensor`` is on a machine with a GPU."""
