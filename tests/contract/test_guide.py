@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from tests.support import warm
+from tests.support.inner_pytest import outcomes, run
 from tests.support.programs import environment
-from tests.syncs.test_pytest_plugin import outcomes, run
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "contract.md").read_text()

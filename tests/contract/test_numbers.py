@@ -12,7 +12,7 @@ from instrument.base.findings import Site
 from instrument.explain.contract.numbers import Spot
 from instrument.syncs.counting.calls import Place
 from instrument.syncs.counting.numbers import numbers_of
-from instrument.syncs.dryrun.run import DryRunReport
+from instrument.syncs.dryrun.report import DryRunReport
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.syncs.test_pytest_plugin import failure, outcomes, run
+from tests.support.inner_pytest import failure, marked_tests, outcomes, run
 
 pytestmark = pytest.mark.process
 
@@ -107,14 +107,7 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the folder and the output of one run of the marked tests."""
-    folder = tmp_path_factory.mktemp("marked")
-    (folder / "test_it.py").write_text(MARKED)
-    code, text = run(folder, "-v", "-rA")
-    assert code == 1, text
-    return folder, text
+marked = marked_tests(MARKED)
 
 
 def test_outcomes(marked: tuple[Path, str]) -> None:

@@ -89,9 +89,9 @@ def test_operators_in_graphs() -> None:
     assert (0, True) == (eager.step.compiled_kernels, made.step.compiled_kernels > 20)
     assert "of torch.compile, counted as eager operators" in str(made)
     assert eager.step.by("line") == made.step.by("line")
-    modules = [[row._replace(name=row.name.replace("OptimizedModule._orig_mod", "Model")) for row in each.step.by("module")]
-               for each in (eager, made)]  # fmt: skip
-    assert modules[0] == modules[1]
+    rows = made.step.by("module")
+    modules = [row._replace(name=row.name.replace("OptimizedModule._orig_mod", "Model")) for row in rows]
+    assert eager.step.by("module") == modules
 
 
 def test_steps() -> None:

@@ -24,7 +24,8 @@ from torch import nn
 
 from instrument import dry_run
 from instrument.base.config import settings
-from instrument.syncs.dryrun.run import dry_run_file, final_counts
+from instrument.syncs.dryrun.report import final_counts
+from instrument.syncs.dryrun.run import dry_run_file
 
 from .reports import both, finished, gpu, ops
 

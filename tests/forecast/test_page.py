@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from scripts.forecast_page import PAGE, operators_section
@@ -44,5 +43,3 @@ def test_steps_are_those_of_the_table() -> None:
         errors = [abs(float(each)) for each in rows]
         assert len(errors) == gpu.steps.count
         assert sum(errors) / len(errors) == pytest.approx(100 * gpu.steps.error, abs=0.1)
-
-

@@ -12,7 +12,8 @@ from instrument.forecast.assumed import Parallel, Plan, as_recorded, assumed
 from instrument.forecast.gpus import GPUS
 from instrument.forecast.steps import step_time
 from instrument.forecast.table import packaged_table
-from instrument.syncs.dryrun.run import DryRunReport, dry_run_file
+from instrument.syncs.dryrun.report import DryRunReport
+from instrument.syncs.dryrun.run import dry_run_file
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed"),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..syncs.counting.memory import MemoryRecord
 from ..syncs.dryrun.largest_batch import search
-from ..syncs.dryrun.run import DryRunReport
+from ..syncs.dryrun.report import DryRunReport
 from .assumed import PARALLEL, Parallel, Plan, as_recorded, assumed
 from .forecast import Forecast, forecast_of
 from .gpus import Gpu, gpu_named

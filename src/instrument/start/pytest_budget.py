@@ -11,7 +11,7 @@ import pytest
 if TYPE_CHECKING:
     from ..explain.contract.numbers import Numbers
     from ..explain.contract.region_tree import RegionTree
-    from ..syncs.dryrun.run import DryRunReport
+    from ..syncs.dryrun.report import DryRunReport
 
 BUDGET = (
     "budget(syncs=0, kernels=..., flops=..., h2d_bytes=..., peak_mb=..., graph_breaks=0, collective_bytes=..., "

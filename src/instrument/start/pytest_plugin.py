@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ..explain.waits.report import SyncReport
-    from ..syncs.dryrun.run import DryRunReport
+    from ..syncs.dryrun.report import DryRunReport
 
 _MARKER = (
     "syncs(max=0, fake=False): fail if the test makes the CPU wait for the GPU more than `max` times in a step"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...explain.contract.numbers import Numbers
     from ...explain.contract.region_tree import RegionTree
     from ...show.text.contract import Checked
-    from ...syncs.dryrun.run import DryRunReport
+    from ...syncs.dryrun.report import DryRunReport
 
 Format = Literal["terminal", "markdown", "sarif", "json"]
 

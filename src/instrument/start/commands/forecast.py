@@ -19,7 +19,7 @@ from .scripts import ScriptCommand, arguments_of, exit_at_once, program_of, rese
 
 if TYPE_CHECKING:
     from ...forecast.wanted import Wanted
-    from ...syncs.dryrun.run import DryRunReport
+    from ...syncs.dryrun.report import DryRunReport
 
 
 def forecast(

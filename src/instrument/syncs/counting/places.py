@@ -98,8 +98,8 @@ class Places:
     Args:
         path: returns the names of the regions that are open on this thread.
         on_model: called with each module before its first call, unless a module around it was called before.
-        on_module: called at each call of a module outside the backward pass, with the names of those that run, each
-            relative to the one around it.
+        on_module: called at each call of a module outside the backward pass, with the names of those that run,
+            each relative to the one around it.
 
     Attributes:
         places: the distinct places.

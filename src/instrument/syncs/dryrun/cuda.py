@@ -219,7 +219,8 @@ class PretendedCuda:
         """Return the replacements of names of ``torch._C``."""
         return {
             **self._gpus.replacements(), **libraries.replacements(),
-            **libraries.memory_replacements(self._gpus.log, self._gpus.count, self._memory), **_unsupported_private(self._gpus.log),
+            **libraries.memory_replacements(self._gpus.log, self._gpus.count, self._memory),
+            **_unsupported_private(self._gpus.log),
             "_has_cuda": True, "_cudart": self._cudart,
             "_accelerator_getDefaultGenerator": self._generators.__getitem__,
         }  # fmt: skip

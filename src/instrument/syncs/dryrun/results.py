@@ -66,9 +66,7 @@ Recipe = tuple[Callable[[list[Any]], Any] | None, list[_Made | int | None]]
 """The type of the results, None if there is one; and for each, a `_Made`, the number of an argument, or None."""
 
 
-def results_of(
-    mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Found
-) -> Any:
+def results_of(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dict[str, Any], found: Found) -> Any:
     """Run an operator, or make its results as the first call with this signature returned them.
 
     Args:
@@ -108,7 +106,9 @@ def _make(mode: FakeTensorMode, result: _Made | int | None, given: list[Any]) ->
 
 
 def _about(tensors: list[Any]) -> list[Any]:
-    return [(each.shape, each.stride(), each.dtype, each.storage_offset(), _storage(each)._cdata) for each in tensors]
+    return [
+        (each.shape, each.stride(), each.dtype, each.storage_offset(), _storage(each)._cdata) for each in tensors
+    ]
 
 
 def _recipe(func: Any, given: list[Any], out: Any) -> Recipe | bool:

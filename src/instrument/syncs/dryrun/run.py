@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,16 @@ from ...base.guard import guard, uninterrupted
 from ...base.imports import loaded_modules
 from ...base.patch import Patch
 from ...base.source_paths import INSTALLED
-from ...explain.contract.numbers import Numbers
-from ...explain.contract.region_tree import RegionTree
 from ...explain.waits import sites
 from ...explain.waits.comments import mistaken_comments
-from ...explain.waits.events import CountByStep, SyncEvent
-from ...explain.waits.report import SyncReport
+from ...explain.waits.events import SyncEvent
 from ...record.modules.optimizers import live_optimizers, parameter_ids, parameters
 from ...record.regions import dispatch
 from ...record.regions.emitters import RegionPath
 from ...record.stepping.follower import StepFollower
 from ..budget import Budget
 from ..counting.compilation import Compiled
-from ..counting.counts import Counts, counts_of
-from ..counting.memory import MemoryRecord
-from ..counting.memory_use import MemoryUse, memory_use
-from ..counting.numbers import numbers_of
+from ..counting.counts import counts_of
 from ..counting.recorder import FEATURE, CallRecorder
 from ..counting.regions import RegionCounter
 from .autocast import is_supported
@@ -51,6 +45,7 @@ from .compiled import Compiler
 from .cuda import PretendedCuda
 from .dataless import DatalessMode
 from .patches import modes, patched
+from .report import DryRunReport, final_counts
 from .state import RunState, as_cuda, tensors
 from .steps import StepRecorder
 
@@ -291,35 +286,6 @@ _TOO_EARLY = (
 )
 
 
-@dataclass
-class DryRunReport(SyncReport):
-    """The synchronizations of a dry run, and what its steps do on the GPU.
-
-    Attributes:
-        counts: operators, kernels, operations, bytes and copies of a step.
-        regions: the regions of that step with their calls; its modules, if it has no regions.
-        allocations: what takes memory on the GPU, and when.
-        counting_failed: whether an error of this library left operators uncounted.
-    """
-
-    counts: Counts | None = None
-    regions: RegionTree | None = None
-    allocations: MemoryRecord | None = None
-    counting_failed: bool = False
-
-    @functools.cached_property
-    def numbers(self) -> Numbers:
-        """The counts of the step as integers by name, each with its places; empty without counts."""
-        return numbers_of(self.counts, self.syncs, self.memory) if self.counts is not None else Numbers({})
-
-    @functools.cached_property
-    def memory(self) -> MemoryUse | None:
-        """The memory on the GPU at its peak; None if it was not counted."""
-        if self.counts is None or self.allocations is None:
-            return None
-        return memory_use(self.allocations, self.counts.record)
-
-
 def _unwatched(function: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a function that looks at tensors without the modes, which cost 20 us a look."""
 
@@ -493,23 +459,6 @@ class DryRun:
                     report.regions = replace(self.modules.tree(report.counts.step.step), of_modules=True)
             report.counting_failed = guard.failures[FEATURE] > self._failures_before
         return report
-
-
-def final_counts(seen: CountByStep, steps: int, has_optimizer: bool) -> CountByStep:
-    """Return the final number of calls by step, given the numbers ``seen`` during the run.
-
-    Calls before the first update (0 in ``seen``, where steps count from 1) count for the first step, but only
-    up to the most in any other step: the rest are preparations. Calls after the last step are outside the
-    steps. Without an optimizer, everything is one step.
-    """
-    settled: CountByStep = Counter({step - 1: calls for step, calls in seen.items() if step and step <= steps})
-    before, outside = seen[0], seen[None] + seen[steps + 1]
-    if not has_optimizer:
-        before, outside = before + seen[None], seen[steps + 1]
-    others = (calls for step, calls in settled.items() if step)
-    first = before if steps == 1 else min(before, max(max(others, default=0) - settled[0], 0))
-    settled.update({0: first, None: before - first + outside})
-    return +settled
 
 
 @contextlib.contextmanager

@@ -27,8 +27,8 @@ from ...explain.waits import sites
 from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
 from ..budget import Budget
-from ..counting.calls import Memory, TensorInfo
 from ..counting.allocator import CachingAllocator
+from ..counting.calls import Memory, TensorInfo
 from ..counting.memory import MemoryRecorder
 from ..counting.memory_use import LiveMemory
 from ..counting.places import ThreadPlaces
