@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map_only
 
 from ...explain.waits import sites
 from ..counting.signatures import Found, Signatures
-from .results import is_plain, is_sure, results_of
+from .results import is_plain, is_sure, results_of, shares_memory
 from .state import tensors
 
 _READS = {"item", "bool", "float", "int", "tolist", "equal", "allclose"}
@@ -153,16 +153,16 @@ class _Operator:
 
     Attributes:
         name: its name without namespace and overload.
-        is_view: whether its result is a view.
+        shares_memory: whether its results are in the memory of its argument.
         is_sure: whether shapes and the like determine the results.
         decides: whether values of the results may be known if nothing is known of the arguments.
     """
 
-    __slots__ = ("decides", "is_sure", "is_view", "name")
+    __slots__ = ("decides", "is_sure", "name", "shares_memory")
 
     def __init__(self, func: Any) -> None:
         self.name = func._schema.name.partition("::")[2]
-        self.is_view: bool = func.is_view
+        self.shares_memory = shares_memory(func)
         self.is_sure = is_sure(func)
         self.decides = self.name in _FILLS or self.name in _NEVER_TRUE or self.name in _COMPARISONS
 
@@ -188,7 +188,7 @@ class DatalessMode:
         operator = _OPERATORS.get(func)
         if operator is None:
             operator = _OPERATORS[func] = _Operator(func)
-        offsets = [tensor.storage_offset() for tensor in tensors(args)] if operator.is_view else ()
+        offsets = [tensor.storage_offset() for tensor in tensors(args)] if operator.shares_memory else ()
         found = self._signatures.find(func, args, kwargs, torch.get_default_dtype(), *offsets)
         if operator.name == "_local_scalar_dense":
             return self._value(args[0]), found

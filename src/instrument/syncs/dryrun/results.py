@@ -30,6 +30,11 @@ def is_sure(func: Any) -> bool:
     )
 
 
+def shares_memory(func: Any) -> bool:
+    """Return whether the results of an operator are in the memory of its argument."""
+    return bool(func.is_view) or func is torch.ops.aten._unsafe_view.default
+
+
 def is_plain(tensor: Any, mode: FakeTensorMode) -> bool:
     """Return whether ``tensor`` has no properties that matter here but shape, strides, storage and type."""
     return (
@@ -139,7 +144,7 @@ def _made(func: Any, given: list[Any], result: Any) -> _Made | None:
     storage = _storage(result)
     base = next((place for place, tensor in enumerate(given) if _storage(tensor)._cdata == storage._cdata), None)
     shape, stride, offset = tuple(result.shape), result.stride(), result.storage_offset()
-    if func.is_view:
+    if shares_memory(func):
         if base is None or len(given) > 1:
             return None
     else:
