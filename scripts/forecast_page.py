@@ -14,6 +14,7 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from instrument.forecast.gpus import GPUS
+from instrument.forecast.links import LINKS
 from instrument.forecast.table import Table, packaged_table
 
 if TYPE_CHECKING:
@@ -65,8 +66,60 @@ up in squares, and that of whole steps on this GPU.
 Where the CPU bounds the step, the range is half of its time: it takes 10 us for each operator that launches a
 kernel, as in traces, but no step of that kind was measured without a profiler.
 
-What is not in it: copies between the CPU and the GPU, communication that hides behind other work, the host's data
-loading, and clocks that fall when the GPU is hot.
+What is not in it: copies between the CPU and the GPU, the host's data loading, and clocks that fall when the GPU is
+hot.
+
+## Several GPUs
+
+With `--gpus 4` the script runs as rank 0 of 4, as torchrun starts it, but alone: `init_process_group` gives it a
+process group that sends nothing. What DistributedDataParallel, FSDP2, tensor parallelism or the script itself would
+send is counted, with its bytes and its group.
+
+```
+$ instrument forecast --gpu h100,l4 --gpus 4 -- train_ddp.py
+@DDP@
+```
+
+Collectives run one after the other on a timeline of their own, beside the streams of the GPU. Each begins when the
+stream that launches it has come to it, and holds up the stream that waits for it: with FSDP2, where its streams and
+events say so; with DistributedDataParallel, at the end of the backward pass. What lengthens the step is *exposed*,
+the rest is hidden. That kernels of NCCL take multiprocessors and memory bandwidth from the others is not in it.
+
+A script for one GPU needs `--parallel`, and the output says what was assumed:
+
+- `dp`: the gradients are copied to buckets of 25 MB as the backward pass completes them, each bucket is reduced, and
+  copied back. The buckets take as much memory as the gradients.
+- `fsdp`: each module of the repeated class that holds the most parameters is sharded, and the rest of the model.
+  Parameters are gathered before the forward and the backward pass of a block, one block ahead; gradients are
+  reduced and scattered behind it. A GPU keeps its share of parameters, gradients and optimizer state.
+
+The time of a collective is that of a ring: its latency, and its bytes at the rate of the link, with the protocol that
+is best for its size. The constants are those by which NCCL itself chooses
+([topo.h](https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h),
+[tuning.cc](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc)) and, for MI300X, RCCL's in the same files;
+the number of links is that of the data sheets. NVLink SHARP, which reduces in the switches of H100 machines, is not
+in it.
+
+| GPU | link | GB/s in a ring |
+|---|---|---:|
+@LINKS@
+Exposed communication counts twice at the upper end of the range, as only the six steps below were measured.
+
+## The largest batch
+
+```
+$ instrument forecast --gpu h100,a100-40,l4 --batch --batch-size -- train.py --batch-size 4
+@BATCH@
+```
+
+`--batch` names the option with which the script takes its batch, also as `--batch_size=`. The script runs again with
+other values of it: two runs tell how each allocation grows, so that the allocator can be tried with any batch, and
+two more confirm the largest one, which fits, and the next, which does not. There are 14 runs at most for all GPUs
+together, which the script makes in silence. Where they take longer than half a minute, the command says so before.
+
+The memory of a GPU is what its driver reports, less 512 MiB for the CUDA context and its libraries. Whether a batch
+fits is what torch's allocator would say with its default settings: pieces that are free but too small do not count.
+For `--parallel fsdp` the memory of an undivided run is changed by the difference of the peaks.
 
 ## A table of your own
 
@@ -104,6 +157,15 @@ def operators_section(table: Table) -> str:
     borrowed = ", ".join(f"{family} {error:.0%}" for family, error in sorted(table.borrowed.items()))
     lines += [f"| others | any | {borrowed} | | |", "", f"Measured by: {table.source}.", ""]
     return "\n".join(lines)
+
+
+def links_table() -> str:
+    """Return the rows of the links between GPUs."""
+    rows = []
+    for name, link in LINKS.items():
+        rate = f"{link.bytes_per_s / 1e9:.0f}" + " for each other GPU" * link.is_per_peer
+        rows.append(f"| {name} | {link.name} | {rate} |")
+    return "\n".join([*rows, ""])
 
 
 def steps_section(then: list[Check], today: list[Check]) -> str:
@@ -157,8 +219,9 @@ def parallel_section(found: Iterable[ParallelCheck]) -> str:
     lines = [
         "## Four GPUs",
         "",
-        "Data parallelism and pipelines are forecast from the program of one GPU. Data parallelism: each GPU's share",
-        "of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was measured.",
+        "Data parallelism and pipelines are forecast from the program of one GPU. Data parallelism: each GPU's",
+        "share of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was",
+        "measured.",
         "*Hidden*: in buckets during the backward pass, as DistributedDataParallel does. A pipeline with one",
         "micro-batch: the whole batch on one GPU after the other. Tensor parallelism: a plain script with torch's",
         "`parallelize_module`, which a dry run runs as one of four ranks.",
@@ -210,7 +273,7 @@ def main(folder: Path, traces: Path) -> None:
         traces_section(trace_checks(folder, traces)),
         operators_section(packaged_table()),
     ]
-    PAGE.write_text("\n".join([_HEAD, *sections]))
+    PAGE.write_text("\n".join([_HEAD.replace("@LINKS@", links_table()), *sections]))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from instrument.forecast.table import Steps, Table, table_of
 from instrument.forecast.timeline import StepCall
 from instrument.syncs.dryrun.run import dry_run_file
 
-from . import neusight, tensor_parallel, traces
+from . import neusight, traces
 from .families import build
 from .neusight import Step
 from .programs import MODELS, recorded
@@ -161,19 +161,19 @@ def _data_parallel(folder: Path, step: Step, table: Table) -> ParallelCheck:
 
 
 def _tensor_parallel(folder: Path, step: Step, table: Table) -> StepTime:
-    """Forecast the script of `tensor_parallel`, which a dry run runs as one of four ranks, from its first module."""
+    """Forecast the script of `tensor_parallel`, run as one of four ranks, from its first module on."""
     config = folder / "models" / f"{step.model}.json"
     report = dry_run_file(
-        tensor_parallel.__name__, None, fake=True, ranks=_GPUS,
+        f"{__package__}.tensor_parallel", None, fake=True, ranks=_GPUS,
         args=[str(config), str(step.batch), str(step.sequence)],
     )  # fmt: skip
     assert report.counts is not None, report.error
     span = report.counts.step.span
     begin = next(index for index, (_, place) in enumerate(span) if place.module)
-    notes = [note._replace(position=note.position - begin) for note in stream_notes(span)]
-    return step_time(
-        step_calls(span)[begin:], GPUS[step.gpu], table, [each for each in notes if each.position >= 0]
-    )
+    notes = [
+        note._replace(position=note.position - begin) for note in stream_notes(span) if note.position >= begin
+    ]
+    return step_time(step_calls(span)[begin:], GPUS[step.gpu], table, notes)
 
 
 def trace_checks(folder: Path, trace_folder: Path) -> list[TraceCheck]:

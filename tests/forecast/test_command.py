@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from instrument.forecast.gpus import GPUS
 from instrument.forecast.table import write_table
 from instrument.start.cli import app
+from instrument.syncs.counting.memory_use import replayed
+from instrument.syncs.dryrun.run import dry_run_file
 
 from .tables import content
 
@@ -78,6 +81,10 @@ def test_table(script: Path, tmp_path: Path) -> None:
     [
         (("--gpu", "p100", "train.py"), "--gpu must be one of h100"),
         (("nothing.py",), "there is no file nothing.py"),
+        (("--gpus", "9", "train.py"), "--gpus must be 1 to 8, those of one machine: 9"),
+        (("--gpus", "4", "--parallel", "tp", "train.py"), "--parallel must be one of dp, fsdp: 'tp'"),
+        (("--parallel", "dp", "train.py"), "--parallel dp needs --gpus of at least 2: 1"),
+        (("--batch", "--lr", "--", "train.py", "--lr", "0.1"), "a whole number of at least 1: --lr has '0.1'"),
     ],
 )
 def test_wrong_arguments(words: tuple[str, ...], message: str) -> None:
@@ -85,6 +92,88 @@ def test_wrong_arguments(words: tuple[str, ...], message: str) -> None:
     code, _, err = run(*words)
     assert code == 2
     assert message in err
+
+
+BATCHES = """
+import sys
+import torch
+from torch import nn
+batch = int(sys.argv[-1].rpartition("=")[2])
+print("batch", batch)
+model = nn.Sequential(nn.Linear(1000, 3000), nn.GELU(), nn.LayerNorm(3000), nn.Linear(3000, 1000)).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    model(torch.zeros(batch * 1000, 1000, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def batches(tmp_path: Path) -> Path:
+    file = tmp_path / "batches.py"
+    file.write_text(BATCHES)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--batch-size", ("--batch-size", "4")), ("--batch_size", ("--batch_size=4",)), ("--batch_size=", ("8",))],
+)
+def test_the_largest_batch(batches: Path, option: str, words: tuple[str, ...]) -> None:
+    """It fits into the memory of each GPU, and one more would not."""
+    code, out, _ = run("--json", "--gpu", "t4,l4", "--batch", option, "--", batches, *words)
+    assert code == 0
+    for each in json.loads(out):
+        fits = []
+        for batch in (each["largest_batch"], each["largest_batch"] + 1):
+            report = dry_run_file(batches, None, fake=True, args=[str(batch)], steps=2)
+            assert report.allocations is not None
+            fits.append(replayed(report.allocations, GPUS[each["gpu"]].torch_bytes) is not None)
+        assert fits == [True, False]
+
+
+def test_few_runs(batches: Path) -> None:
+    """The forecast, two batches and the two at the edge, with one more where it is far; they print once."""
+    batches.write_text(BATCHES.replace("print(", "sys.stderr.write('run ')\nprint("))
+    _, out, err = run("--gpu", "t4", "--batch", "--batch-size", "--", batches, "--batch-size", 4)
+    assert 4 <= err.count("run ") <= 6
+    assert out.splitlines()[0] == "batch 4"
+    assert out.splitlines()[1].endswith("batch")
+
+
+def test_a_model_that_fits_with_no_batch(batches: Path) -> None:
+    """The largest batch is 0."""
+    batches.write_text(BATCHES.replace("3000", "1_000_000"))
+    _, out, _ = run("--json", "--gpu", "t4", "--batch", "--batch-size", "--", batches, "--batch-size", 4)
+    assert json.loads(out)[0]["largest_batch"] == 0
+
+
+def test_a_script_that_fails_with_another_batch(batches: Path) -> None:
+    """The error is named with the batch."""
+    batches.write_text(BATCHES.replace("print(", "assert batch == 4\nprint("))
+    code, _, err = run("--batch", "--batch-size", "--", batches, "--batch-size", 4)
+    assert code == 2
+    assert "with a batch of 8 the script ended with AssertionError" in err
+
+
+@pytest.mark.parametrize("parallel", ["dp", "fsdp"])
+def test_a_script_for_one_gpu_on_several(batches: Path, parallel: str) -> None:
+    """It says what was assumed; gradients are in buckets, too, and shares take less memory."""
+    one = json.loads(run("--json", "--gpu", "t4", "--", batches, 4)[1])[0]
+    words = ("--json", "--gpu", "t4", "--gpus", 4, "--parallel", parallel, "--", batches, 4)
+    four = json.loads(run(*words)[1])[0]
+    assert four["communication_ns"] >= four["exposed_ns"] > 0
+    assert four["assumed"].startswith("assumed: ")
+    assert (one["assumed"], one["communication_ns"]) == ("", 0)
+    assert (four["peak_bytes"] > one["peak_bytes"]) == (parallel == "dp")
+
+
+def test_a_script_for_one_gpu_needs_to_be_told(batches: Path) -> None:
+    """What it does on several is not guessed."""
+    code, _, err = run("--gpus", 4, "--", batches, 4)
+    assert code == 2
+    assert "the step has no collectives: --gpus 4 needs --parallel, which must be one of dp, fsdp" in err
 
 
 def test_a_script_that_fails(tmp_path: Path) -> None:
