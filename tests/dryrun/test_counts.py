@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import instrument
+from instrument.explain.contract.region_tree import RegionTree
 from instrument.syncs.counting.counts import Counts
 from instrument.syncs.counting.step_counts import Copies
 
@@ -241,9 +243,88 @@ def test_collectives(tmp_path: Path) -> None:
         finally:
             torch.distributed.destroy_process_group()
 
-    (made,) = counts(step).step.collectives
+    report = instrument.dry_run(step)
+    assert report.counts is not None
+    (made,) = report.counts.step.collectives
     assert ("c10d::allreduce_", 2, 120) == (made.name, made.count, made.bytes)
     assert made.group
+    assert {made.group: 120} == bytes_by_group(report.numbers)
+    assert 120 == report.numbers["collective_bytes"]
+
+
+def bytes_by_group(numbers: Mapping[str, int]) -> dict[str, int]:
+    begin = "collective_bytes."
+    return {name.removeprefix(begin): value for name, value in numbers.items() if name.startswith(begin)}
+
+
+def test_sharded_training() -> None:
+    """FSDP2 on one of four ranks gathers the parameters once, and sends each gradient once."""
+    fakes = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    distributed = torch.distributed
+
+    def step() -> None:
+        distributed.init_process_group("fake", store=fakes.FakeStore(), rank=0, world_size=4)
+        try:
+            mesh = distributed.device_mesh.init_device_mesh("cuda", (4,), mesh_dim_names=("dp",))
+            model = nn.Linear(64, 64, device="cuda")
+            fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+            fully_shard(model, mesh=mesh)
+            model(torch.randn(2, 64, device="cuda")).sum().backward()
+        finally:
+            distributed.destroy_process_group()
+
+    report = instrument.dry_run(step)
+    assert report.error is None
+    assert report.counts is not None
+    size = 4 * (64 * 64 + 64)
+    made = {each.name: each.bytes for each in report.counts.step.collectives}
+    assert {"c10d::_allgather_base_": size, "c10d::_reduce_scatter_base_": size} == made
+    assert [2 * size] == [*bytes_by_group(report.numbers).values()]
+
+
+def test_modules_in_place_of_regions(tmp_path: Path) -> None:
+    """A step without regions has its modules as the tree, and the file says so."""
+
+    def step(layers: int, named: bool = False) -> None:
+        model = nn.Sequential(*[nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(layers)]).cuda()
+        with instrument.annotate("forward") if named else nullcontext():
+            model(torch.ones(2, 4, device="cuda"))
+
+    def tree(*args: Any) -> RegionTree:
+        found = instrument.dry_run(lambda: step(*args)).regions
+        assert found is not None
+        return found
+
+    modules = tree(10)
+    assert "Sequential\n  *  x10\n    0  x10\n    1  x10" == str(modules)
+    modules.write(tmp_path / "tree.txt")
+    assert (tmp_path / "tree.txt").read_text().startswith("# The modules of a training step without regions")
+    held = RegionTree.read(tmp_path / "tree.txt")
+    assert held == modules
+    assert [] == held.changes(tree(10))
+    assert held.changes(tree(12))
+    assert "forward" == str(tree(10, True))
+    assert not tree(10, True).of_modules
+
+
+def test_memory_while_it_runs() -> None:
+    """What torch says of the memory is that of the counted allocations, and of the peak at the end."""
+    seen: list[Any] = []
+
+    def step() -> None:
+        kept = torch.ones(1000, 1000, device="cuda")
+        del kept
+        seen.append((torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()))
+        torch.cuda.reset_peak_memory_stats()
+        seen.append((torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()))
+        torch.cuda.empty_cache()
+        seen.append((torch.cuda.memory_reserved(), torch.cuda.memory_stats()["reserved_bytes.all.current"]))
+        training()()
+        seen.append(torch.cuda.max_memory_allocated())
+
+    report = instrument.dry_run(step)
+    assert report.memory is not None
+    assert [(0, 4_000_256), (0, 20 << 20), (0, 0), report.memory.peak_bytes] == seen
 
 
 def test_unknown_kernels_and_data() -> None:
