@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -218,3 +219,28 @@ def test_nothing_stays(unchanged: None) -> None:
     assert kernels("AutocastIPU") == set()
     assert not torch._C._dispatch_tls_is_dispatch_key_included("AutocastIPU")
     assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is FLOAT
+
+
+def test_threads_inside_the_context_when_a_run_ends() -> None:
+    """They go on without policies, also in a later run, until they leave the context."""
+    with ThreadPoolExecutor(1) as pool:
+
+        def dtype_there(on: str) -> torch.dtype:
+            x = torch.ones(2, 2, device=on)
+            return pool.submit(lambda: (x @ x).dtype).result()
+
+        def step() -> None:
+            pool.submit(torch.autocast("cuda", HALF).__enter__).result()
+            seen.append(dtype_there("cuda"))
+
+        def later() -> None:
+            with torch.autocast("cuda", HALF):
+                seen.append(dtype_there("cuda"))
+
+        seen: list[torch.dtype] = []
+        assert instrument.dry_run(step).error is None
+        seen.append(dtype_there("cpu"))
+        pool.submit(torch.set_autocast_enabled, "cuda", False).result()
+        assert instrument.dry_run(later).error is None
+        pool.submit(torch.autocast_decrement_nesting).result()
+    assert seen == [HALF, FLOAT, FLOAT]

@@ -76,6 +76,18 @@ def is_supported() -> bool:
     )  # fmt: skip
 
 
+@functools.cache
+def _fall_through() -> Library:
+    """Have operators without a policy pass our key by.
+
+    The registration stays for ever: a thread that was inside autocast when the run ended includes the key until
+    it ends itself.
+    """
+    every = Library("_", "IMPL")
+    every.fallback(fallthrough_kernel, _KEY)
+    return every
+
+
 class CudaAutocast:
     """Casts as autocast on CUDA does, in one dry run.
 
@@ -87,7 +99,7 @@ class CudaAutocast:
     def __init__(self, tags: Tags, on_cast: Callable[[Any], None]) -> None:
         self._device = tags.device
         self._on_cast = on_cast
-        self._libraries: list[Any] = []
+        self._library: Any = None
         self._casts: dict[
             int, tuple[Any, Any]
         ] = {}  # of parameters, by their ids, until the outermost context ends
@@ -101,10 +113,10 @@ class CudaAutocast:
 
     def undo(self) -> None:
         """Remove the policies, and leave autocast on this thread."""
-        if self._libraries:
+        if self._library is not None:
             self._include(False)
-        while self._libraries:
-            self._libraries.pop()._destroy()
+            self._library._destroy()
+            self._library = None
         self._casts.clear()
 
     def _make_set_enabled(self, original: Callable[..., None]) -> Callable[..., None]:
@@ -112,9 +124,9 @@ class CudaAutocast:
         def set_autocast_enabled(*args: Any, **kwargs: Any) -> None:
             original(*args, **kwargs)
             enabled = torch.is_autocast_enabled("cuda")
-            if enabled and not self._libraries:
+            if enabled and self._library is None:
                 self._register()
-            if self._libraries:
+            if self._library is not None:
                 self._include(enabled)
 
         return set_autocast_enabled
@@ -132,11 +144,8 @@ class CudaAutocast:
         _C._dispatch_tls_set_dispatch_key_included(self._key, enabled)
 
     def _register(self) -> None:
-        every = Library("_", "IMPL")
-        self._libraries.append(every)
-        every.fallback(fallthrough_kernel, _KEY)
-        library = Library("aten", "IMPL")
-        self._libraries.append(library)
+        _fall_through()
+        library = self._library = Library("aten", "IMPL")
         policies: tuple[tuple[Sequence[str], Policy], ...] = (
             (LOWER_PRECISION, self._lower), (FLOAT, self._float), (FLOAT_RESULT, self._float_result),
             (NORMS, self._norm), (WIDEST, self._widest), (REFUSED, self._refuse),
@@ -153,7 +162,10 @@ class CudaAutocast:
 
         def run(*args: Any, **kwargs: Any) -> Any:
             with exclude(keys):
-                return policy(operator, args, kwargs)
+                enabled = torch.is_autocast_enabled(
+                    "cuda"
+                )  # else another run ended inside autocast on this thread
+                return policy(operator, args, kwargs) if enabled else operator(*args, **kwargs)
 
         return run
 
