@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 import instrument
 from instrument.syncs.counting.calls import Place
+from instrument.syncs.counting.cuda_memory import EXTRA
 
 
 class Inner(nn.Module):
@@ -167,3 +169,43 @@ def test_functional_calls_outside_modules() -> None:
 
     (place,) = places(step, "gelu")
     assert ("", 'functional.gelu(torch.ones(2, device="cuda"))') == (place.module, line(place))
+
+
+class Strange(nn.Module):
+    """Its parameters are no tensors, and its modules cannot be listed."""
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter([{}])
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        raise KeyError
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class StrangeDescent(Descent):
+    """Its state is a list."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters)
+        self.state = []  # type: ignore[assignment]
+
+
+def test_strange_models_and_optimizers(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of ours do not reach a program; what cannot be counted is said."""
+    rule = EXTRA[torch.ops.aten.sum.default]
+    monkeypatch.setitem(EXTRA, torch.ops.aten.sum.default, lambda *arguments: rule())  # type: ignore[call-arg]
+
+    def step() -> None:
+        linear = nn.Linear(4, 4).cuda()
+        optimizer = StrangeDescent(linear.parameters())
+        Strange()(linear(torch.ones(2, 4, device="cuda"))).sum().backward()
+        optimizer.step()
+
+    report = instrument.dry_run(step)
+    assert report.finished, report.ended
+    assert report.counting_failed
+    assert report.counts is not None
+    assert {"aten::addmm", "aten::sum", "aten::sub_"} <= {row.name for row in report.counts.step.by("operator")}
+    assert ["Linear"] == [place.module for place in places(step, "addmm")]

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from ...base.compat.autograd import in_backward
+from ...base.guard import guard
 from .cuda_memory import A100, EXTRA, Gpu
+from .recorder import FEATURE
 
 _KEY = "_instrument_memory"
 _storage = torch.Tensor.untyped_storage
@@ -123,7 +125,10 @@ class MemoryRecorder:
         extra = EXTRA.get(func)
         if extra is not None:
             self.call = call
-            extra(self, args, kwargs, out)
+            try:
+                extra(self, args, kwargs, out)
+            except Exception as error:  # arguments that the rule does not expect
+                guard.failed(FEATURE, error)
 
     def temporary(self, *sizes: int) -> None:
         """Note memory that an operator takes while it runs."""

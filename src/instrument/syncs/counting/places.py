@@ -290,11 +290,13 @@ class _ModuleNames:
         return path
 
 
-def patches(places: Places, thread_places: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
+def patches(
+    begin_module: Callable[[ThreadPlaces, Any], None], thread_places: Callable[[], ThreadPlaces | None]
+) -> Iterator[Patch]:
     """Return what must be patched.
 
     Args:
-        places: the places of the run.
+        begin_module: is told of each call of a module.
         thread_places: returns what is known of the calling thread; None if it is not watched.
     """
 
@@ -304,14 +306,15 @@ def patches(places: Places, thread_places: Callable[[], ThreadPlaces | None]) ->
             thread = thread_places()
             if thread is None:
                 return original(module, *args, **kwargs)
-            places.begin_module(thread, module)
+            depth = len(thread.modules)
+            begin_module(thread, module)
             try:
                 return original(module, *args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
             finally:
-                thread.modules.pop()
+                del thread.modules[depth:]
 
         return instrumented_module_call
 

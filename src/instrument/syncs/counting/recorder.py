@@ -194,7 +194,7 @@ class CallRecorder:
 
     def patches(self, thread: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
         """Return what must be patched; ``thread`` returns what is known of the calling thread."""
-        return patches(self._places, thread)
+        return patches(guard.contained(FEATURE)(self._places.begin_module), thread)
 
 
 def _kind_of(func: Any) -> int:

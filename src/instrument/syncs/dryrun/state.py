@@ -23,6 +23,7 @@ from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ...base.findings import NOT_COVERED, Direction, Site
+from ...base.guard import guard
 from ...explain.waits import sites
 from ...explain.waits.operations import VALUE, name_of_operator, operation
 from ...record import gpu_wait
@@ -32,7 +33,7 @@ from ..counting.calls import Memory, TensorInfo
 from ..counting.memory import MemoryRecorder
 from ..counting.memory_use import LiveMemory
 from ..counting.places import ThreadPlaces
-from ..counting.recorder import CallRecorder, stride_of
+from ..counting.recorder import FEATURE, CallRecorder, stride_of
 from ..counting.streams import StreamNote
 from ..listener import LiveRecorder
 
@@ -258,6 +259,7 @@ class RunState:
             thread.uncounted_depth -= 1
             thread.quiet_depth -= 1
 
+    @guard.contained(FEATURE)
     def count(
         self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True
     ) -> None:
