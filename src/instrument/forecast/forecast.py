@@ -87,18 +87,14 @@ def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table, plan: Plan 
     calls = step_calls(step.span)
     found = []
     for gpu in gpus:
-        known = gpu.name if gpu.name in table.gpus else gpu.like
-        checked = table.gpus[known].steps if known is not None and known in table.gpus else None
         priced = prices(calls, gpu, table)
         regions: dict[str, float] = defaultdict(float)
         for call, (_, place) in zip(calls, step.span, strict=True):
             if call.operation is not None:
-                regions[" > ".join(place.region)] += priced[call.operation].ns * (
-                    checked.factor if checked else 1.0
-                )
+                regions[" > ".join(place.region)] += priced[call.operation].ns
         longest = dict(sorted(regions.items(), key=lambda item: -item[1]))
         time = step_time(plan.calls, gpu, table, plan.notes)
         found.append(
-            Forecast(gpu, time, longest, checked, plan.peak_bytes, step.synchronizations, plan.ranks, plan.assumed)
+            Forecast(gpu, time, longest, table.steps(gpu), plan.peak_bytes, step.synchronizations, plan.ranks, plan.assumed)
         )
     return found

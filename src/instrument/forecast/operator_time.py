@@ -43,8 +43,8 @@ def operator_time(operation: Operation, gpu: Gpu, table: Table) -> OperatorTime:
     is left out. A GPU that was not measured at all has the efficiency of the one with the same chip, if any, and
     twice its error.
     """
-    known = gpu.name if gpu.name in table.gpus else gpu.like
-    if known is None or known not in table.gpus:
+    known = table.name_of(gpu)
+    if known is None:
         return OperatorTime(bound_ns(operation, gpu), None, "bound")
     time = _time(operation, gpu, known, table)
     if known == gpu.name or time.error is None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .gpus import GPUS
+from .gpus import GPUS, Gpu
 from .ideal import TileCosts
 from .measurements import Measurements
 from .operations import MATMULS, Operation
@@ -89,6 +89,15 @@ class Table:
     source: str
     gpus: Mapping[str, GpuTable]
     borrowed: Mapping[str, float]
+
+    def name_of(self, gpu: Gpu) -> str | None:
+        """Return the GPU whose measurements stand for ``gpu``: itself, or that with the same chip; None if none."""
+        return next((name for name in (gpu.name, gpu.like) if name in self.gpus), None)
+
+    def steps(self, gpu: Gpu) -> Steps | None:
+        """Return the whole steps that were measured on a GPU or its chip; None if none were."""
+        name = self.name_of(gpu)
+        return self.gpus[name].steps if name is not None else None
 
     def measurements(self, operation: Operation, gpu: str) -> Measurements | None:
         """Return the measurements of a family on a GPU; None if there are none.

@@ -12,6 +12,8 @@ from .links import LINKS
 
 _ROWS = 6
 _COLUMN = 20
+_MOSTLY = 0.5  # of the GPU time
+_CHECKED = 0.5  # of the GPU time, for which the errors of measured steps are told
 
 
 def lines(forecasts: Sequence[Forecast]) -> Iterator[str]:
@@ -24,7 +26,8 @@ def lines(forecasts: Sequence[Forecast]) -> Iterator[str]:
         name = f"{each.ranks} x {each.gpu.name}" if each.ranks > 1 else each.gpu.name
         row = f"{name:<10}{duration(time.ns):>10}  {span:<24}{time.limit.upper():<10}{_memory(each):<24}"
         row += "" if each.largest_batch is None else f"{each.largest_batch:<7}"
-        yield (row + "  bound, not forecast" * each.is_bound).rstrip()
+        note = "  bound, not forecast" if each.is_bound else "  mostly a bound" if time.bound_share > _MOSTLY else ""
+        yield (row + note).rstrip()
     if forecasts[0].assumed:
         yield f"{forecasts[0].assumed}"
     for each in forecasts:
@@ -54,13 +57,13 @@ def _details(forecast: Forecast) -> Iterator[str]:
     checked = forecast.checked
     if forecast.is_bound:
         yield "  nothing was measured on this GPU: the least time that its data sheet allows"
-    elif checked is None:
-        yield "  no whole step was measured on this GPU"
+    elif checked is None or time.checked_share < _CHECKED:
+        yield "  no whole step like this was measured on this GPU"
     else:
         like = "" if forecast.gpu.like is None else f" on {forecast.gpu.like}, which has the same chip"
         yield (
-            f"  measured steps of other models{like}: mean error {checked.error:.0%}, worst {checked.worst:.0%}, "
-            f"of {checked.count}"
+            f"  checked on {checked.count} measured FP32 steps of other models{like}: mean error "
+            f"{checked.error:.0%}, worst {checked.worst:.0%}"
         )
     if time.bound_share and not forecast.is_bound:
         yield f"  {percentage(time.bound_share)} of the GPU time is a bound, not forecast"
