@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -118,6 +119,52 @@ def test_phase_of_optimizers() -> None:
 
     for name in ("sub_", "_foreach_norm"):
         assert {"optimizer"} == {place.phase for place in places(step, name)}
+
+
+class Closing(Descent):
+    """Calls its closure, and updates in functions of its own."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if closure is not None:
+            with torch.enable_grad():
+                closure()
+        for parameter in self.param_groups[0]["params"]:
+            self.update(parameter)
+
+    def update(self, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.addcmul_(parameter.grad, parameter.grad)
+
+
+UPDATES = {
+    torch.optim.SGD: "_foreach_add_", torch.optim.Adam: "_foreach_addcdiv_", torch.optim.LBFGS: "neg",
+    Closing: "addcmul_",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_phase_of_closures(kind: Any) -> None:
+    """What an optimizer calls as its closure is no part of the update, though it is called by it."""
+
+    def step() -> None:
+        weight = torch.ones(4, 4, device="cuda", requires_grad=True)
+        x = torch.ones(2, 4, device="cuda")
+        optimizer = kind([weight], lr=0.1) if kind is not Closing else kind([weight])
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (x @ weight).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(functools.partial(closure))
+        if kind is not torch.optim.LBFGS:
+            optimizer.step(functools.partial(functional.mse_loss, x, x))  # a closure without a line of the program
+
+    assert {"forward", "backward"} == {place.phase for place in places(step, "mm")}
+    assert {"optimizer"} == {place.phase for place in places(step, UPDATES[kind])}
+    assert {"forward"} >= {place.phase for place in places(step, "mse_loss")}
 
 
 def test_recomputed_module() -> None:

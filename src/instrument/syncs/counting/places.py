@@ -202,13 +202,15 @@ class _Codes:
         self._owners: dict[int, int] = {}
         self._codes: dict[int, CodeType] = {}  # kept alive, as their ids are keys
         self._updates: dict[_Line, bool] = {}
+        self._with_closure: set[int] = set()  # ids of code with an argument of this name
         self._sites: dict[_Line, Site] = {}
 
     def lines(self, modules: list[_ModuleCall], frame: FrameType | None) -> Lines:
         """Return the lines of what ``frame`` calls, inside the running calls of ``modules``."""
         owners, depth = self._owners, len(modules)
         site = via = _NO_LINE
-        updates = False
+        updates: bool | None = None  # until a frame decides
+        inner: FrameType | None = None
         passed: list[tuple[_ModuleCall, _Line]] = []
         while frame is not None:
             code = frame.f_code
@@ -217,7 +219,7 @@ class _Codes:
                 owner = self._owner(code)
             if owner == sites.USER:
                 site = id(code), frame.f_lasti
-                updates = updates or self._is_update(site, frame)
+                updates = self._is_update(site, frame, inner) if updates is None else updates
                 break
             if owner == _MODULE and depth:
                 depth -= 1
@@ -229,13 +231,13 @@ class _Codes:
                 passed.append((modules[depth], via))
                 via = _NO_LINE
             elif owner in (sites.LIBRARY, _UPDATE):
-                updates = updates or owner == _UPDATE
+                updates = self._decision(owner, frame, inner) if updates is None else updates
                 via = via if via[0] else (id(code), frame.f_lasti)
-            frame = frame.f_back
-        for call, inner in reversed(passed):
-            call.outside = site, via, updates
-            via = inner if inner[0] else via
-        return site, via, updates
+            inner, frame = frame, frame.f_back
+        for call, line in reversed(passed):
+            call.outside = site, via, bool(updates)
+            via = line if line[0] else via
+        return site, via, bool(updates)
 
     def _owner(self, code: CodeType) -> int:
         self._codes[id(code)] = code
@@ -244,18 +246,32 @@ class _Codes:
             owner = _MODULE
         elif any(part in code.co_filename for part in _UPDATING) and code.co_name not in _SCALES_LOSS:
             owner = _UPDATE
+        if "closure" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            self._with_closure.add(id(code))
         self._owners[id(code)] = owner
         return owner
 
-    def _is_update(self, line: _Line, frame: FrameType) -> bool:
-        """Return whether an optimizer of the program's own has this line."""
+    def _is_update(self, line: _Line, frame: FrameType, inner: FrameType | None) -> bool:
+        """Return whether an optimizer of the program's own has this line, at which ``frame`` calls ``inner``."""
         known = self._updates.get(line)
         if known is None:
-            outer = frame.f_back
-            while outer is not None and self._owner(outer.f_code) != _UPDATE:
-                outer = outer.f_back
-            known = self._updates[line] = outer is not None
+            outer: FrameType | None = frame
+            while outer is not None and known is None:
+                known = self._decision(self._owner(outer.f_code), outer, inner)
+                inner, outer = outer, outer.f_back
+            known = self._updates[line] = bool(known)
         return known
+
+    def _decision(self, owner: int, frame: FrameType, inner: FrameType | None) -> bool | None:
+        """Return whether ``frame`` makes what it calls a part of an update; None if that depends on its callers.
+
+        What an optimizer calls as its closure is none.
+        """
+        if inner is None or id(frame.f_code) not in self._with_closure:
+            return True if owner == _UPDATE else None
+        if _code_of(frame.f_locals.get("closure")) is inner.f_code:
+            return False
+        return True if owner == _UPDATE else None
 
     def site(self, line: _Line) -> Site | None:
         """Return a line as the user sees it."""
@@ -267,6 +283,14 @@ class _Codes:
             number = next((row for first, end, row in code.co_lines() if first <= line[1] < end), None)
             site = self._sites[line] = sites.site_in(code, number or code.co_firstlineno)
         return site
+
+
+def _code_of(function: Any) -> Any:
+    """Return the code that a call of ``function`` runs; None if it is not Python's."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    method = getattr(function, "__func__", function)
+    return getattr(method, "__code__", None) or getattr(type(function).__call__, "__code__", None)
 
 
 class _ModuleNames:
