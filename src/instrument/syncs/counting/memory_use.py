@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -178,10 +177,10 @@ def _events(
 def _reused(record: MemoryRecord, event: int, number: int, held: dict[int, Block]) -> int | None:
     """Return the term in whose memory CUDA computes a sum: one that ends before anything else is allocated."""
     ended = set()
-    for other in islice(record.events, event + 1, None):
-        if other >= 0:
+    for place in range(event + 1, len(record.events)):
+        if record.events[place] >= 0:
             break
-        ended.add(~other)
+        ended.add(~record.events[place])
     wanted = record.sizes[number]
     terms = (term for term in record.in_place[number] if term in ended and term in held)
     return next((term for term in terms if record.sizes[term] == wanted), None)
