@@ -65,6 +65,20 @@ def test_ways_of_the_optimizer(options: dict[str, Any], kind: str, kernels: int)
     assert (kind, kernels) == (step.optimizer, step.kernels.get("optimizer", 0))
 
 
+@pytest.mark.parametrize(("options", "kind"), [({}, "foreach"), ({"foreach": False}, "single")])
+def test_clipping_is_no_way_of_the_optimizer(options: dict[str, Any], kind: str) -> None:
+    """Clipping is over lists of tensors, whatever the optimizer does."""
+
+    def train() -> None:
+        model = nn.Linear(8, 8).cuda()
+        updates = torch.optim.AdamW(model.parameters(), **options)
+        model(torch.ones(2, 8, device="cuda")).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        updates.step()
+
+    assert kind == counts(train).step.optimizer
+
+
 def test_same_without_data() -> None:
     """Tensors without data give the same counts."""
     real, fake = (counts(training(), fake=fake).step for fake in (False, True))
@@ -76,8 +90,23 @@ def test_same_in_each_run() -> None:
     assert counts(training()).as_dict() == counts(training()).as_dict()
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_unusual_steps_are_not_typical(optimizer: Any) -> None:
+    """A step is typical if most have the same operators and shapes; numbers, as of Adam's bias, may differ."""
+
+    def train() -> None:
+        model = nn.Linear(8, 8).cuda()
+        updates = optimizer(model.parameters(), lr=0.1)
+        for step, rows in enumerate((4, 3, 5, 4, 4)):
+            loss = model(torch.ones(rows, 8, device="cuda")).sum() * (step + 1)
+            loss.backward()
+            updates.step()
+
+    assert 4 == counts(train).step.step
+
+
 def test_typical_step() -> None:
-    """A typical step is one of the later ones; the first has the state of the optimizer besides."""
+    """The first step has the state of the optimizer besides."""
     both = counts(training(5))
     assert (2, 5) == (both.step.step, both.steps)
     assert both.first.kernels["fill"] == both.step.kernels["fill"] + 8

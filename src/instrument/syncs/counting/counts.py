@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from .calls import CallRecord
 from .compilation import Compiled
 from .step_counts import Prices, StepCounts, step_counts
@@ -22,8 +24,8 @@ class Counts:
 
     Attributes:
         first: the first step, with what comes before it since the run or its optimizer began.
-        step: a typical later step: the earliest of those that most later steps equal; the first one if there is no
-            other.
+        step: a typical later step: the earliest of those that most later steps equal in operators and tensors; the
+            first one if there is no other.
         steps: the number of steps.
         compiled: what torch.compile did in the run.
         record: all operators in order, with their places.
@@ -63,11 +65,22 @@ def counts_of(
     """
     spans = {number: record.step(number) for number in range(1, steps + 1)}
     later = {number: span for number, span in spans.items() if number > 1}
-    usual = Counter(span.call.tobytes() for span in later.values()).most_common(1)
-    typical = next((number for number, span in later.items() if span.call.tobytes() == usual[0][0]), 1)
+    alike = _alike(record)
+    work = {number: alike[span.call].tobytes() for number, span in later.items()}
+    usual = Counter(work.values()).most_common(1)
+    typical = next((number for number, done in work.items() if done == usual[0][0]), 1)
     prices = Prices()
     first, step = (
         step_counts(number, spans[number], prices, synchronizations(number), compiled.in_step(number))
         for number in (1, typical)
     )
     return Counts(first, step, steps, compiled, record)
+
+
+def _alike(record: CallRecord) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return a number for each call, the same for those that differ only in scalars, as in Adam's bias."""
+    kinds: dict[Any, int] = {}
+    numbers = [
+        kinds.setdefault((call.operator, tuple(call.tensors), call.results), len(kinds)) for call in record.calls
+    ]
+    return np.array(numbers, np.int32)

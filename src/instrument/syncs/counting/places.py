@@ -267,9 +267,8 @@ class _Codes:
 
         What an optimizer calls as its closure is none.
         """
-        if inner is None or id(frame.f_code) not in self._with_closure:
-            return True if owner == _UPDATE else None
-        if _code_of(frame.f_locals.get("closure")) is inner.f_code:
+        closure = frame.f_locals.get("closure") if id(frame.f_code) in self._with_closure else None
+        if closure is not None and inner is not None and _code_of(closure) is inner.f_code:
             return False
         return True if owner == _UPDATE else None
 

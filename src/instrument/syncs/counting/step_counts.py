@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -218,7 +219,7 @@ def step_counts(number: int, span: Span, prices: Prices, synchronizations: int, 
             flops.setdefault(about.work.kind, Counter())[place.phase] += about.work.flops * times
         if not about.launches.known:
             unknown[call.name] += times
-        if place.phase == "optimizer":
+        if place.phase == "optimizer" and not (place.via and place.via.file.endswith(_CLIPPING)):
             updates.add(_way_of_update(call.name))
         if torch.Tag.dynamic_output_shape in call.operator.tags:
             by_data[call.name] = None
@@ -247,6 +248,9 @@ def group_of(call: Call) -> str:
     return next((name for name in names if name.startswith("group ")), names[-1] if names else "").removeprefix(
         "group "
     )
+
+
+_CLIPPING = f"{os.sep}nn{os.sep}utils{os.sep}clip_grad.py"
 
 
 def _way_of_update(name: str) -> str:
