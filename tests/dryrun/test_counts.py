@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -170,6 +171,68 @@ def test_bytes() -> None:
 
     got = counts(step).step
     assert (400 + 400 + 40, 3 * 400) == (got.read, got.written)
+
+
+def moved(run: Callable[[], Any], name: str) -> tuple[int, int]:
+    """Return what the operator with this name reads and writes in a run."""
+    (row,) = (row for row in counts(run).step.by("operator") if row.name == f"aten::{name}")
+    return row.read, row.written
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "states"),
+    [
+        (torch.optim.AdamW, "_fused_adamw_", 2),
+        (functools.partial(torch.optim.SGD, momentum=0.9), "_fused_sgd_", 1),
+    ],
+)
+def test_bytes_of_fused_optimizers(kind: Any, name: str, states: int) -> None:
+    """They read parameters, gradients, state and the numbers of steps, and write parameters and state."""
+
+    def step() -> None:
+        weight = torch.zeros(100, device="cuda", requires_grad=True)
+        weight.grad = torch.zeros(100, device="cuda")
+        kind([weight], fused=True).step()
+
+    read, written = moved(step, name)
+    assert (400 * (2 + states), 400 * (1 + states)) == (read - (4 if states == 2 else 0), written)
+
+
+SCATTERED: dict[str, tuple[Callable[[Any, Any], Any], int, int]] = {
+    "index_put_": (lambda x, i: x.__setitem__(i, 0.0), 40, 5 * 80),
+    "_index_put_impl_": (
+        lambda x, i: x.index_put_((i,), torch.ones_like(x[:5]), accumulate=True),
+        40 + 2 * 5 * 80,
+        5 * 80,
+    ),
+    "index_fill_": (lambda x, i: x.index_fill_(0, i, 0.0), 40, 5 * 80),
+    "index_copy_": (lambda x, i: x.index_copy_(0, i, torch.ones_like(x[:5])), 40 + 5 * 80, 5 * 80),
+    "index_add_": (lambda x, i: x.index_add_(1, i, torch.ones_like(x[:, :5])), 40 + 2 * 10 * 20, 10 * 20),
+    "scatter_": (lambda x, i: x.scatter_(0, i[:, None], 1.0), 40, 20),
+    "scatter_add_": (lambda x, i: x.scatter_add_(0, i[:, None], torch.ones_like(x[:5, :1])), 40 + 2 * 20, 20),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERED)
+def test_bytes_of_scattered_writes(name: str) -> None:
+    """As many elements are written as the index names, with the rest of their rows; sums read them, too."""
+    run, read, written = SCATTERED[name]
+
+    def step() -> None:
+        run(torch.zeros(10, 20, device="cuda"), torch.arange(5, device="cuda"))
+
+    assert (read, written) == moved(step, name.replace("_index_put_impl_", "index_put_"))
+
+
+def test_bytes_of_masked_writes() -> None:
+    """The number of elements is that of the values, or at most that of the mask."""
+
+    def step() -> None:
+        x = torch.zeros(10, 20, device="cuda")
+        mask = torch.arange(10, device="cuda") < 3
+        x[mask] = torch.ones(3, 20, device="cuda")
+
+    assert (10 + 3 * 80, 3 * 80) == moved(step, "index_put_")
 
 
 def test_recomputed() -> None:

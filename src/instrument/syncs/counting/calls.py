@@ -94,7 +94,7 @@ class Call:
     @property
     def tensors(self) -> list[TensorInfo]:
         """The tensors among the arguments, also those in lists."""
-        return list(_tensors(self.arguments))
+        return list(tensors_in(self.arguments))
 
     @property
     def shapes(self) -> str:
@@ -225,16 +225,17 @@ class CallRecord:
         return sorted({step for _, step in self.marks if step})
 
 
-def _tensors(value: Any) -> Iterator[TensorInfo]:
+def tensors_in(value: Argument) -> Iterator[TensorInfo]:
+    """Yield the tensors in an argument, also those in lists."""
     if isinstance(value, TensorInfo):
         yield value
     elif isinstance(value, tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_in(item)
 
 
 def _has_tensor(value: Argument) -> bool:
-    return next(_tensors(value), None) is not None
+    return next(tensors_in(value), None) is not None
 
 
 def _shape(value: Argument) -> Any:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from math import prod
 from typing import NamedTuple
 
+import numpy as np
+import torch
+
 from ...explain.metrics.operator_work import HEAVY, operator_work
-from .calls import Call, TensorInfo
+from .calls import Call, TensorInfo, tensors_in
+from .launches import argument
 
 _WRITE_ONLY = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_",
@@ -18,9 +24,10 @@ _GATHERING = frozenset(("embedding", "index", "index_select", "gather", "take", 
 """Operators that read as many elements of their first argument as they return."""
 
 _SCATTERING = frozenset((
-    "index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "index_add_", "index_copy_", "index_fill_",
+    "index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "scatter_reduce_", "index_add_", "index_copy_",
+    "index_fill_", "index_reduce_",
 ))  # fmt: skip
-"""Operators that write as many elements of their first argument as the last one has."""
+"""Operators that write the elements of their first argument that an index names."""
 
 
 class Work(NamedTuple):
@@ -56,29 +63,68 @@ def work_of(call: Call) -> Work:
 
 def _moved(call: Call) -> tuple[int, int]:
     name = call.name.rpartition("::")[2]
-    results = _distinct([each for each in call.results if each is not None])
+    results = _distinct([*(each for each in call.results if each is not None), *_written(call)])
     inputs = _distinct(call.tensors)
-    if not results and call.operator is not None and call.operator._schema.is_mutable:
-        results = _distinct(list(_first(call)))
     written = sum(each.bytes for each in results.values())
     if name in _WRITE_ONLY:
         inputs = {key: each for key, each in inputs.items() if key not in {one.number for one in _first(call)}}
     elif name in _GATHERING:
         inputs |= {0: next(iter(results.values()), inputs[0])} if 0 in inputs else {}
-    elif name in _SCATTERING and 0 in results and len(inputs) > 1:
-        written = inputs[max(inputs)].bytes
-        del inputs[0]
-    read = sum(each.bytes for each in inputs.values())
-    return read, written
+    elif name in _SCATTERING and 0 in inputs:
+        target = inputs.pop(0)
+        written = _scattered(call, target) * target.dtype.itemsize
+        if _adds(call, name):
+            return written + sum(each.bytes for each in inputs.values()), written
+    return sum(each.bytes for each in inputs.values()), written
 
 
 def _distinct(tensors: list[TensorInfo]) -> dict[int, TensorInfo]:
     return {each.number: each for each in tensors if each.memory == "gpu"}
 
 
+def _written(call: Call) -> Iterator[TensorInfo]:
+    """Yield the tensors among the arguments that the operator writes; gradients only if a scale is given."""
+    schema = call.operator._schema.arguments
+    given = dict(zip((each.name for each in schema), call.arguments, strict=False))
+    for each in schema:
+        written = each.alias_info is not None and each.alias_info.is_write
+        if written and (each.name != "grads" or given.get("grad_scale") is not None):
+            yield from tensors_in(given.get(each.name))
+
+
+def _adds(call: Call, name: str) -> bool:
+    """Return whether an operator of `_SCATTERING` reads what it writes."""
+    if "index_put" in name:
+        return argument(call, 3) is True
+    return "_add" in name or "reduce" in call.operator._overloadname or "_reduce" in name
+
+
+def _scattered(call: Call, target: TensorInfo) -> int:
+    """Return the number of elements that an operator of `_SCATTERING` writes; at most, where a mask names them."""
+    if "index_put" in call.name:
+        return _put(target, call.arguments[1], call.arguments[2])
+    index = call.arguments[2]
+    if "scatter" in call.name or not target.shape:
+        return int(index.elements)
+    return int(index.elements * target.elements // max(target.shape[call.arguments[1]], 1))
+
+
+def _put(target: TensorInfo, indices: Sequence[TensorInfo | None], values: TensorInfo) -> int:
+    """Return the number of elements that ``index_put_`` writes."""
+    place, indexed, masked = 0, 1, False
+    given = [each for each in indices if each is not None]
+    for index in indices:
+        is_mask = index is not None and index.dtype in (torch.bool, torch.uint8)
+        dims = len(index.shape) if index is not None and is_mask else 1
+        if index is not None:
+            indexed, masked = indexed * prod(target.shape[place : place + dims]), masked or is_mask
+        place += dims
+    rest = target.elements // max(indexed, 1)
+    if not masked:
+        return prod(np.broadcast_shapes(*(each.shape for each in given))) * rest
+    return values.elements if values.elements > rest else max(each.elements for each in given) * rest
+
+
 def _first(call: Call) -> list[TensorInfo]:
     """Return the tensors of the first argument."""
-    first = call.arguments[0] if call.arguments else None
-    if isinstance(first, TensorInfo):
-        return [first]
-    return [each for each in first if isinstance(each, TensorInfo)] if isinstance(first, tuple) else []
+    return list(tensors_in(argument(call, 0)))
