@@ -66,39 +66,40 @@ up in squares, and that of whole steps on this GPU.
 Where the CPU bounds the step, the range is half of its time: it takes 10 us for each operator that launches a
 kernel, as in traces, but no step of that kind was measured without a profiler.
 
-What is not in it: copies between the CPU and the GPU, the host's data loading, and clocks that fall when the GPU is
-hot.
+What is not in it: copies between the CPU and the GPU, the host's data loading, and clocks that fall when the GPU
+is hot.
 
 ## Several GPUs
 
 With `--gpus 4` the script runs as rank 0 of 4, as torchrun starts it, but alone: `init_process_group` gives it a
-process group that sends nothing. What DistributedDataParallel, FSDP2, tensor parallelism or the script itself would
-send is counted, with its bytes and its group.
+process group that sends nothing. What DistributedDataParallel, FSDP2, tensor parallelism or the script itself
+would send is counted, with its bytes and its group.
 
 ```
 $ instrument forecast --gpu h100,l4 --gpus 4 -- train_ddp.py
 @DDP@
 ```
 
-Collectives run one after the other on a timeline of their own, beside the streams of the GPU. Each begins when the
-stream that launches it has come to it, and holds up the stream that waits for it: with FSDP2, where its streams and
-events say so; with DistributedDataParallel, at the end of the backward pass. What lengthens the step is *exposed*,
-the rest is hidden. That kernels of NCCL take multiprocessors and memory bandwidth from the others is not in it.
+Collectives run one after the other on a timeline of their own, beside the streams of the GPU. Each begins when
+the stream that launches it has come to it, and holds up the stream that waits for it: with FSDP2, where its
+streams and events say so; with DistributedDataParallel, at the end of the backward pass. What lengthens the step
+is *exposed*, the rest is hidden. That kernels of NCCL take multiprocessors and memory bandwidth from the others
+is not in it.
 
 A script for one GPU needs `--parallel`, and the output says what was assumed:
 
-- `dp`: the gradients are copied to buckets of 25 MB as the backward pass completes them, each bucket is reduced, and
-  copied back. The buckets take as much memory as the gradients.
-- `fsdp`: each module of the repeated class that holds the most parameters is sharded, and the rest of the model.
-  Parameters are gathered before the forward and the backward pass of a block, one block ahead; gradients are
-  reduced and scattered behind it. A GPU keeps its share of parameters, gradients and optimizer state.
+- `dp`: the gradients are copied to buckets of 25 MB as the backward pass completes them, each bucket is
+  reduced, and copied back. The buckets take as much memory as the gradients.
+- `fsdp`: each module of the repeated class that holds the most parameters is sharded, and the rest of the
+  model. Parameters are gathered before the forward and the backward pass of a block, one block ahead; gradients
+  are reduced and scattered behind it. A GPU keeps its share of parameters, gradients and optimizer state.
 
-The time of a collective is that of a ring: its latency, and its bytes at the rate of the link, with the protocol that
-is best for its size. The constants are those by which NCCL itself chooses
+The time of a collective is that of a ring: its latency, and its bytes at the rate of the link, with the protocol
+that is best for its size. The constants are those by which NCCL itself chooses
 ([topo.h](https://github.com/NVIDIA/nccl/blob/master/src/graph/topo.h),
-[tuning.cc](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc)) and, for MI300X, RCCL's in the same files;
-the number of links is that of the data sheets. NVLink SHARP, which reduces in the switches of H100 machines, is not
-in it.
+[tuning.cc](https://github.com/NVIDIA/nccl/blob/master/src/graph/tuning.cc)) and, for MI300X, RCCL's in the same
+files; the number of links is that of the data sheets. NVLink SHARP, which reduces in the switches of H100
+machines, is not in it.
 
 | GPU | link | GB/s in a ring |
 |---|---|---:|
@@ -112,14 +113,15 @@ $ instrument forecast --gpu h100,a100-40,l4 --batch --batch-size -- train.py --b
 @BATCH@
 ```
 
-`--batch` names the option with which the script takes its batch, also as `--batch_size=`. The script runs again with
-other values of it: two runs tell how each allocation grows, so that the allocator can be tried with any batch, and
-two more confirm the largest one, which fits, and the next, which does not. There are 14 runs at most for all GPUs
-together, which the script makes in silence. Where they take longer than half a minute, the command says so before.
+`--batch` names the option with which the script takes its batch, also as `--batch_size=`. The script runs again
+with other values of it: two runs tell how each allocation grows, so that the allocator can be tried with any
+batch, and two more confirm the largest one, which fits, and the next, which does not. There are 14 runs at most
+for all GPUs together, which the script makes in silence. Where they take longer than half a minute, the command
+says so before.
 
-The memory of a GPU is what its driver reports, less 512 MiB for the CUDA context and its libraries. Whether a batch
-fits is what torch's allocator would say with its default settings: pieces that are free but too small do not count.
-For `--parallel fsdp` the memory of an undivided run is changed by the difference of the peaks.
+The memory of a GPU is what its driver reports, less 512 MiB for the CUDA context and its libraries. Whether a
+batch fits is what torch's allocator would say with its default settings: pieces that are free but too small do
+not count. For `--parallel fsdp` the memory of an undivided run is changed by the difference of the peaks.
 
 ## A table of your own
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import NamedTuple
 
-from instrument.forecast.assumed import reduced
 from instrument.forecast.gpus import GPUS
 from instrument.forecast.links import Collective
 from instrument.forecast.operator_time import operator_time
 from instrument.forecast.recorded import step_calls, stream_notes
+from instrument.forecast.schedule import reduced
 from instrument.forecast.steps import StepTime, step_time
 from instrument.forecast.table import Steps, Table, table_of
 from instrument.forecast.timeline import StepCall

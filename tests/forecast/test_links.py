@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from instrument.forecast.assumed import buckets, reduced
 from instrument.forecast.gpus import GPUS
 from instrument.forecast.links import LINKS, Collective, collective_ns
+from instrument.forecast.schedule import buckets, reduced
 from instrument.forecast.steps import step_time
 from instrument.forecast.timeline import StepCall
 from instrument.syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from ..base.units import size
 from ..syncs.counting.calls import Place, Span
 from ..syncs.counting.memory import Models
 from ..syncs.counting.memory_use import MemoryUse
-from ..syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote
-from .links import Collective, Kind
-from .operations import MATMULS, Operation
+from ..syncs.counting.streams import StreamNote
+from .operations import MATMULS
 from .recorded import step_calls, stream_notes
+from .schedule import Schedule, buckets, reduced
 from .timeline import StepCall
 
 Parallel = Literal["dp", "fsdp"]
 PARALLEL: tuple[Parallel, ...] = ("dp", "fsdp")
-_FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes; torch.nn.parallel.DistributedDataParallel
 _GATHERING = -2  # the stream on which parameters are gathered
-_events = count(-1, -1)  # apart from those of programs, which are positive
 
 
 class Plan(NamedTuple):
@@ -63,87 +60,6 @@ def assumed(parallel: Parallel, span: Span, memory: MemoryUse, models: Models, r
     if not models.parameters:
         raise ValueError("the script calls no module whose parameters are trained: nothing is exchanged")
     return (_data_parallel if parallel == "dp" else _sharded)(span, memory, models, ranks)
-
-
-class _Schedule:
-    """The calls of a step, into which collectives and waits are put before the positions that they have."""
-
-    def __init__(self, calls: Sequence[StepCall], notes: Sequence[StreamNote], ranks: int) -> None:
-        self._calls, self._notes, self._ranks = calls, notes, ranks
-        self._put: dict[int, list[StepCall | StreamNote]] = defaultdict(list)
-
-    def send(self, position: int, kind: Kind, number: int, *, stream: int = DEFAULT) -> int:
-        """Put a collective of so many bytes after the work of a stream; return its event."""
-        event = next(_events)
-        self._put[position] += [
-            StreamNote(0, "select", stream), StepCall(None, collective=Collective(kind, number, self._ranks)),
-            StreamNote(0, "record", COMMUNICATION, event), StreamNote(0, "select", DEFAULT),
-        ]  # fmt: skip
-        return event
-
-    def copy(self, position: int, number: int, family: str = "copy") -> None:
-        """Put a copy of so many bytes on the default stream."""
-        self._put[position].append(StepCall(Operation(family, "fp32", 0, 2 * number, (0,))))
-
-    def wait(self, position: int, event: int, *, stream: int = DEFAULT) -> None:
-        """Have a stream wait for an event."""
-        self._put[position].append(StreamNote(0, "wait", stream, event))
-
-    def record(self, position: int) -> int:
-        """Return an event that is over when the work of the default stream up to a position is."""
-        event = next(_events)
-        self._put[position].append(StreamNote(0, "record", DEFAULT, event))
-        return event
-
-    def result(self) -> tuple[list[StepCall], list[StreamNote]]:
-        """Return the calls with the collectives, and what orders them."""
-        calls: list[StepCall] = []
-        notes: list[StreamNote] = []
-        own = defaultdict[int, list[StreamNote]](list)
-        for note in self._notes:
-            own[note.position].append(note)
-        for position in range(len(self._calls) + 1):
-            for put in (*own[position], *self._put[position]):
-                if isinstance(put, StreamNote):
-                    notes.append(put._replace(position=len(calls)))
-                else:
-                    calls.append(put)
-            calls += self._calls[position : position + 1]
-        return calls, notes
-
-
-def buckets(ready: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return where the buckets of gradients are complete, and their bytes.
-
-    Args:
-        ready: where each gradient is complete, and its bytes, in this order.
-    """
-    found, total, last, limit = [], 0, 0, _FIRST_BUCKET
-    for last, number in ready:
-        total += number
-        if total >= limit:
-            found.append((last, total))
-            total, limit = 0, _BUCKET
-    return [*found, (last, total)] if total else found
-
-
-def reduced(
-    calls: Sequence[StepCall], notes: Sequence[StreamNote], ready: Iterable[tuple[int, int]], ranks: int
-) -> tuple[list[StepCall], list[StreamNote]]:
-    """Return a step in which gradients are copied to buckets as they become ready, reduced, and copied back.
-
-    See `buckets`.
-    """
-    schedule = _Schedule(calls, notes, ranks)
-    of = buckets(ready)
-    events = []
-    for position, number in of:
-        schedule.copy(position, number, "element-wise")
-        events.append(schedule.send(position, "all-reduce", number))
-    for event, (_, number) in zip(events, of, strict=True):
-        schedule.wait(of[-1][0], event)
-        schedule.copy(of[-1][0], number, "element-wise")
-    return schedule.result()
 
 
 def _data_parallel(span: Span, memory: MemoryUse, models: Models, ranks: int) -> Plan:
@@ -217,7 +133,7 @@ def _sharded(span: Span, memory: MemoryUse, models: Models, ranks: int) -> Plan:
         _share(call, ranks) if place.phase == "optimizer" else call
         for call, place in zip(step_calls(span), places, strict=True)
     ]
-    schedule = _Schedule(calls, stream_notes(span), ranks)
+    schedule = Schedule(calls, stream_notes(span), ranks)
     for begin, end in _passes(places):
         _exchange(schedule, places, begin, end, shares, rest)
     kinds = memory.by_category()
@@ -255,7 +171,7 @@ def _passes(places: Sequence[Place]) -> Iterator[tuple[int, int]]:
 
 
 def _exchange(
-    schedule: _Schedule, places: Sequence[Place], begin: int, end: int, shares: dict[str, int], rest: int
+    schedule: Schedule, places: Sequence[Place], begin: int, end: int, shares: dict[str, int], rest: int
 ) -> None:
     """Put the exchanges of one forward and backward pass into a step, as `fully_shard` orders them.
 
@@ -298,7 +214,7 @@ def _exchange(
     schedule.wait(end, scattered)
 
 
-def _begin(schedule: _Schedule, at: int, gathered: int, begun: Sequence[int]) -> int:
+def _begin(schedule: Schedule, at: int, gathered: int, begun: Sequence[int]) -> int:
     """Have a block wait for its parameters; return the event at which it begins."""
     for event in begun[-1:]:
         schedule.wait(at, event, stream=_GATHERING)
