@@ -43,17 +43,26 @@ def _unit(ns: float) -> tuple[float, str]:
 
 def _digits(ns: float, size: float, unit: str) -> str:
     value = ns / size
-    if unit in ("ns", "B") or value >= 99.95:
+    if unit in ("ns", "B", "FLOP") or value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
 def size(number: float) -> str:
     """Return bytes with three digits, in powers of 1000: ``13.8 GB``; whole below 1,000."""
+    return _scaled(number, ("B", "kB", "MB", "GB", "TB"))
+
+
+def operations(number: float) -> str:
+    """Return floating-point operations with three digits: ``1.20 TFLOP``; whole below 1,000."""
+    return _scaled(number, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
     value, unit = next(
         (abs(number) / 1000**power, unit)
-        for power, unit in enumerate(("B", "kB", "MB", "GB", "TB"))
-        if abs(number) < 999.5 * 1000**power or unit == "TB"
+        for power, unit in enumerate(units)
+        if abs(number) < 999.5 * 1000**power or unit == units[-1]
     )
     return f"{'-' if number < 0 else ''}{_digits(value, 1, unit)} {unit}"
 

@@ -95,6 +95,15 @@ def forecast_of(step: StepCounts, gpus: Iterable[Gpu], table: Table, plan: Plan 
         longest = dict(sorted(regions.items(), key=lambda item: -item[1]))
         time = step_time(plan.calls, gpu, table, plan.notes)
         found.append(
-            Forecast(gpu, time, longest, table.steps(gpu), plan.peak_bytes, step.synchronizations, plan.ranks, plan.assumed)
+            Forecast(
+                gpu,
+                time,
+                longest,
+                table.steps(gpu),
+                plan.peak_bytes,
+                step.synchronizations,
+                plan.ranks,
+                plan.assumed,
+            )
         )
     return found

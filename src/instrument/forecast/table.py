@@ -91,7 +91,7 @@ class Table:
     borrowed: Mapping[str, float]
 
     def name_of(self, gpu: Gpu) -> str | None:
-        """Return the GPU whose measurements stand for ``gpu``: itself, or that with the same chip; None if none."""
+        """Return the GPU whose measurements stand for ``gpu``: itself or that with its chip; None without any."""
         return next((name for name in (gpu.name, gpu.like) if name in self.gpus), None)
 
     def steps(self, gpu: Gpu) -> Steps | None:

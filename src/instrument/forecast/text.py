@@ -26,7 +26,9 @@ def lines(forecasts: Sequence[Forecast]) -> Iterator[str]:
         name = f"{each.ranks} x {each.gpu.name}" if each.ranks > 1 else each.gpu.name
         row = f"{name:<10}{duration(time.ns):>10}  {span:<24}{time.limit.upper():<10}{_memory(each):<24}"
         row += "" if each.largest_batch is None else f"{each.largest_batch:<7}"
-        note = "  bound, not forecast" if each.is_bound else "  mostly a bound" if time.bound_share > _MOSTLY else ""
+        note = (
+            "  bound, not forecast" if each.is_bound else "  mostly a bound" if time.bound_share > _MOSTLY else ""
+        )
         yield (row + note).rstrip()
     if forecasts[0].assumed:
         yield f"{forecasts[0].assumed}"

@@ -54,16 +54,15 @@ def reason_over(report: DryRunReport, limits: Mapping[str, Any]) -> str | None:
     Raises:
         ValueError: a name is unknown.
     """
-    over = report.numbers.over(limits)
-    if over is not None:
-        return over
-    if report.unavailable_reason:
-        return _nothing(report)
-    return None if report.finished else "the run ended early"
+    return report.numbers.over(limits) or report.failure or None
 
 
-def _nothing(report: DryRunReport) -> str:
-    return f"nothing could be counted: {report.unavailable_reason}"
+def _without_failure(report: DryRunReport) -> DryRunReport:
+    """Return a report, or fail the test if it cannot be compared."""
+    __tracebackhide__ = True
+    if report.failure:
+        pytest.fail(report.failure, pytrace=False)
+    return report
 
 
 class StepCounter:
@@ -81,10 +80,7 @@ class StepCounter:
             on_gpu: modules, optimizers and tensors that are on the GPU before.
         """
         __tracebackhide__ = True
-        report = self._run(step, fake, on_gpu)
-        if report.unavailable_reason:
-            pytest.fail(_nothing(report), pytrace=False)
-        return report.numbers
+        return _without_failure(self._run(step, fake, on_gpu)).numbers
 
 
 class Regions:
@@ -115,7 +111,7 @@ class Regions:
         __tracebackhide__ = True
         from ..explain.contract.region_tree import RegionTree
 
-        tree = self._run(step, fake, on_gpu).regions or RegionTree()
+        tree = _without_failure(self._run(step, fake, on_gpu)).regions or RegionTree()
         if file is None:
             return tree
         path = self._folder / file

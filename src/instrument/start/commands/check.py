@@ -39,12 +39,11 @@ def check(
     """Count what a step of a script does on a GPU: kernels, operations, bytes, copies; no GPU is needed.
 
     The script runs as it is, as if there were a GPU, and its arguments follow it:
-    instrument check --steps 2 -- train.py --batch-size 4. Two steps show what every step does; the first one
-    also prepares.
+    instrument check --steps 2 -- train.py --batch-size 4. Run at least two steps: the first includes work that is
+    done once.
 
     With --baseline and --regions, what is found must be what the files have. A table says what moved, by region
-    and line. What is better has to be written down as well, with --update, which also makes a file that is
-    missing.
+    and line. A smaller number fails, too, until --update records it. --update also creates a missing file.
 
     The exit code is 0 if everything is as in the files; 1 if something moved, or the script ends with an error;
     2 if something cannot be read; 130 after Ctrl-C and 143 after SIGTERM.
@@ -117,7 +116,7 @@ class Held:
         from ...explain.contract.region_tree import RegionTree
         from ...show.text.contract import Checked
 
-        checked = Checked(failure=failure_of(report), folder=self._folder)
+        checked = Checked(failure=report.failure, folder=self._folder)
         if checked.failure:
             return checked
         regions = report.regions or RegionTree()
@@ -153,17 +152,6 @@ class Held:
             yield f"{counted(len(tree.calls), what)} written to {self.regions}."
 
 
-def failure_of(report: DryRunReport) -> str:
-    """Return why a run cannot be compared with another; empty if it can."""
-    if not report.finished:
-        return f"the run ended early: {report.ended}"
-    if report.unavailable_reason:
-        return f"nothing could be checked: {report.unavailable_reason}"
-    if report.counting_failed:
-        return "operators could not be counted, for the reason that was logged"
-    return ""
-
-
 def _print(script: str, report: DryRunReport, checked: Checked, as_format: Format, out: TextIO) -> None:
     from ...show.terminal.console import new_console, show
     from ...show.terminal.contract import check_report
@@ -171,17 +159,21 @@ def _print(script: str, report: DryRunReport, checked: Checked, as_format: Forma
     from ...show.text.contract_sarif import to_sarif
     from ...show.text.lines import line
 
+    counts = ""
+    if not (checked.failure or checked.numbers_file or checked.regions_file or checked.notes):
+        counts = f"{report.counts}\n"
+        if report.memory is not None:
+            counts += f"\nMemory: {report.memory}\n"
     if as_format == "terminal":
-        console = new_console(file=out)
-        if not (checked.failure or checked.numbers_file or checked.regions_file or checked.notes):
-            show(console, map(line, str(report.counts).splitlines()))
-            if report.memory is not None:
-                show(console, [line(), line(f"Memory: {report.memory}")])
-        show(console, check_report(checked))
-    elif as_format == "json":
-        print(json.dumps({"target": script} | as_dict(report, checked), indent=2), file=out, flush=True)
+        show(new_console(file=out), [*map(line, counts.splitlines()), *check_report(checked)])
+        return
+    if as_format == "json":
+        text = json.dumps({"target": script} | as_dict(report, checked), indent=2)
+    elif as_format == "markdown":
+        text = f"```\n{counts}```" if counts else to_markdown(checked)
     else:
-        print((to_markdown if as_format == "markdown" else to_sarif)(checked), file=out, flush=True)
+        text = to_sarif(checked)
+    print(text, file=out, flush=True)
 
 
 def as_dict(report: DryRunReport, checked: Checked) -> dict[str, Any]:

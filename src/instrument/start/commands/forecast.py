@@ -15,7 +15,7 @@ import typer
 
 from .. import cli
 from .batch_option import BatchOption
-from .scripts import ScriptCommand, arguments_of, exit_at_once, program_of, reserve_stdout
+from .scripts import ScriptCommand, arguments_of, exit_at_once, exit_code_of_signal, program_of, reserve_stdout
 
 if TYPE_CHECKING:
     from ...forecast.wanted import Wanted
@@ -31,7 +31,7 @@ def forecast(
     batch: str | None = cli.option("OPTION", "The script's option of the batch, for the largest that fits."),
     steps: int = cli.option("N", "End the script after N steps (default 2).", default=2, min=1),
     time_limit: float | None = cli.option("SECONDS", "End the script after this many seconds.", min=0.001),
-    with_data: bool = cli.flag("--with-data", "Compute the data too, for scripts that decide by it."),
+    with_data: bool = cli.flag("--with-data", "Run with real data, for scripts that branch on values of tensors."),
     step_on: str | None = cli.option("SIGN", "What ends a step of the script, as in instrument run."),
     table: Path | None = cli.option("FILE", "Forecast from this table of measured operators."),
     as_json: bool = cli.flag("--json", "Print the forecasts as JSON."),
@@ -81,10 +81,12 @@ def forecast(
                 found = wanted.forecasts(report, batches)
             text = json.dumps([each.as_dict() for each in found], indent=2) if as_json else "\n".join(lines(found))
             print(text, file=out, flush=True)
-        wrong = report.unavailable_reason or ("" if report.finished else f"the script ended with {report.ended}")
+        wrong = report.failure
+        if not wrong and not (report.counts and report.counts.step.launching):
+            wrong = "the step does nothing on the GPU"
         if wrong:
             cli.print_message(f"{script}: {wrong}")
-        return int(bool(wrong))
+        return exit_code_of_signal(report.error) or int(bool(wrong))
 
     with cli.errors_reported(unreadable=2, names=_NAMES):
         report = run(arguments, conclude)

@@ -40,8 +40,8 @@ class TensorInfo(NamedTuple):
         shape: its sizes.
         stride: its strides, in elements.
         dtype: the type of its elements.
-        number: the same number for the same tensor among the arguments and results of one call; a result that is
-            written in place has that of the argument. A view is another tensor.
+        number: identifies the tensor within the call; an argument and the result that is written into it share a
+            number, a view has its own.
         memory: where it is on a machine with a GPU.
     """
 

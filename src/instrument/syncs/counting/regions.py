@@ -7,9 +7,8 @@ from collections import Counter
 
 from ...base.guard import guard
 from ...explain.contract.region_tree import RegionTree
-from .recorder import Steps
+from .recorder import FEATURE, Steps
 
-FEATURE = "counting regions"
 _Path = tuple[str, ...]
 
 

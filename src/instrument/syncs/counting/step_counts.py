@@ -16,6 +16,7 @@ from .calls import Call, Memory, Phase, Place, Span
 from .compilation import Compiled
 from .kernels import Launches, launches_of
 from .launches import Launch
+from .recorder import FEATURE
 from .work import Work, work_of
 
 By = Literal["phase", "region", "module", "line", "operator"]
@@ -183,7 +184,7 @@ class Prices(dict[Call, _About]):
         try:
             launches, work = launches_of(call), work_of(call)
         except Exception as error:  # arguments that a rule does not expect
-            guard.failed(f"counting {call.name}", error)
+            guard.failed(FEATURE, error)
             launches, work = Launches((Launch("other"),), False), Work("", 0, False, 0, 0)
         kernels = sum(launch.family not in ("memcpy", "memset") for launch in launches.works)
         about = self[call] = _About(launches, work, kernels)

@@ -5,23 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...base.printable import shown_name
-from ...base.units import count, counted, percent, size
+from ...base.units import count, counted, operations, size
 from .calls import PHASES
 from .step_counts import StepCounts
 
 _COLUMN = 18
 _ROWS = 10
-_SCALES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
-
-
-def operations(flops: int) -> str:
-    """Return a number of floating-point operations, such as "1.23 TFLOP"."""
-    for scale, letter in _SCALES:
-        if flops >= scale:
-            return (
-                f"{flops / scale:.3g} {letter}FLOP" if flops < 1000 * scale else f"{flops // scale} {letter}FLOP"
-            )
-    return f"{flops} FLOP"
 
 
 def lines(step: StepCounts, first: StepCounts, steps: int, compiled: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -77,8 +66,8 @@ def _rows(step: StepCounts) -> Iterator[tuple[str, str]]:
 
 
 def _flops(step: StepCounts) -> Iterator[tuple[str, str]]:
-    covered = percent(step.priced, step.launching)
-    yield "operations", f"{operations(step.flop_count)}; known of {covered} % of the operators that launch kernels"
+    known = f"known for {count(step.priced)} of {count(step.launching)} operators that launch kernels"
+    yield "operations", f"{operations(step.flop_count)}; {known}"
     for kind, phases in step.flops.items():
         parts = [f"{phase} {operations(phases[phase])}" for phase in PHASES if phases.get(phase)]
         yield f"  {kind}", ", ".join(parts)

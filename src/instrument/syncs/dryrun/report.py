@@ -32,6 +32,15 @@ class DryRunReport(SyncReport):
     allocations: MemoryRecord | None = None
     counting_failed: bool = False
 
+    @property
+    def failure(self) -> str:
+        """Why the numbers cannot be compared with others; empty if they can."""
+        if not self.finished:
+            return f"the run ended early: {self.ended}"
+        if self.unavailable_reason:
+            return f"nothing could be counted: {self.unavailable_reason}"
+        return "operators could not be counted, for the reason that was logged" if self.counting_failed else ""
+
     @functools.cached_property
     def numbers(self) -> Numbers:
         """The counts of the step as integers by name, each with its places; empty without counts."""
