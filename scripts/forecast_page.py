@@ -77,7 +77,13 @@ would send is counted, with its bytes and its group.
 
 ```
 $ instrument forecast --gpu h100,l4 --gpus 4 -- train_ddp.py
-@DDP@
+gpu             step  range                   bound by  memory
+4 x h100     2.65 ms  2.18 ms to 3.44 ms      GPU       823 MB of 84.9 GB
+4 x l4       22.3 ms  20.1 ms to 30.7 ms      GPU       823 MB of 23.7 GB
+
+h100: GPU 2.32 ms, CPU 1.19 ms to launch
+  communication over NVLink: 687 us, of which 308 us exposed and 379 us hidden; not measured
+...
 ```
 
 Collectives run one after the other on a timeline of their own, beside the streams of the GPU. Each begins when
@@ -110,7 +116,11 @@ Exposed communication counts twice at the upper end of the range, as only the si
 
 ```
 $ instrument forecast --gpu h100,a100-40,l4 --batch --batch-size -- train.py --batch-size 4
-@BATCH@
+gpu             step  range                   bound by  memory                  batch
+h100         36.4 ms  32.2 ms to 40.7 ms      GPU       2.72 GB of 84.9 GB      475
+a100-40       110 ms  81.3 ms to 139 ms       GPU       2.72 GB of 42.3 GB      213
+l4            193 ms  161 ms to 226 ms        GPU       2.72 GB of 23.7 GB      114
+...
 ```
 
 `--batch` names the option with which the script takes its batch, also as `--batch_size=`. The script runs again
@@ -222,11 +232,10 @@ def parallel_section(found: Iterable[ParallelCheck]) -> str:
         "## Four GPUs",
         "",
         "Data parallelism and pipelines are forecast from the program of one GPU. Data parallelism: each GPU's",
-        "share of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was",
-        "measured.",
-        "*Hidden*: in buckets during the backward pass, as DistributedDataParallel does. A pipeline with one",
-        "micro-batch: the whole batch on one GPU after the other. Tensor parallelism: a plain script with torch's",
-        "`parallelize_module`, which a dry run runs as one of four ranks.",
+        "share of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was measured.",
+        "*Hidden*: in buckets during the backward pass, as DistributedDataParallel does, which is further off here.",
+        "A pipeline with one micro-batch: the whole batch on one GPU after the other. Tensor parallelism: a plain",
+        "script with torch's `parallelize_module`, which a dry run runs as one of four ranks.",
         "",
         "| GPUs | model | length x batch | parallel | measured ms | error | hidden |",
         "|---|---|---|---|---:|---:|---:|",
