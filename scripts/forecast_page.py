@@ -115,7 +115,7 @@ Exposed communication counts twice at the upper end of the range, as only the si
 ## The largest batch
 
 ```
-$ instrument forecast --gpu h100,a100-40,l4 --batch --batch-size -- train.py --batch-size 4
+$ instrument forecast --gpu h100,a100-40,l4 --batch batch-size -- train.py --batch-size 4
 gpu             step  range                   bound by  memory                  batch
 h100         36.4 ms  32.2 ms to 40.7 ms      GPU       2.72 GB of 84.9 GB      475
 a100-40       110 ms  81.3 ms to 139 ms       GPU       2.72 GB of 42.3 GB      213
@@ -123,11 +123,10 @@ l4            193 ms  161 ms to 226 ms        GPU       2.72 GB of 23.7 GB      
 ...
 ```
 
-`--batch` names the option with which the script takes its batch, also as `--batch_size=`. The script runs again
-with other values of it: two runs tell how each allocation grows, so that the allocator can be tried with any
-batch, and two more confirm the largest one, which fits, and the next, which does not. There are 14 runs at most
-for all GPUs together, which the script makes in silence. Where they take longer than half a minute, the command
-says so before.
+`--batch` names the option with which the script takes its batch, `batch-size`, or `batch_size=`. The script runs
+again with other values of it: two runs tell how each allocation grows, so that the allocator can be tried with
+any batch, and two more confirm the largest one, which fits, and the next, which does not. There are 14 runs at
+most for all GPUs together, in silence. Where they take longer than half a minute, the command says so before.
 
 The memory of a GPU is what its driver reports, less 512 MiB for the CUDA context and its libraries. Whether a
 batch fits is what torch's allocator would say with its default settings: pieces that are free but too small do
@@ -232,10 +231,10 @@ def parallel_section(found: Iterable[ParallelCheck]) -> str:
         "## Four GPUs",
         "",
         "Data parallelism and pipelines are forecast from the program of one GPU. Data parallelism: each GPU's",
-        "share of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was measured.",
-        "*Hidden*: in buckets during the backward pass, as DistributedDataParallel does, which is further off here.",
-        "A pipeline with one micro-batch: the whole batch on one GPU after the other. Tensor parallelism: a plain",
-        "script with torch's `parallelize_module`, which a dry run runs as one of four ranks.",
+        "share of the batch, and the gradients reduced after it, as Megatron-LM does by default, which was",
+        "measured. *Hidden*: in buckets during the backward pass, as DistributedDataParallel does, which is",
+        "further off here. A pipeline with one micro-batch: the whole batch on one GPU after the other. Tensor",
+        "parallelism: a plain script with torch's `parallelize_module`, run as one of four ranks.",
         "",
         "| GPUs | model | length x batch | parallel | measured ms | error | hidden |",
         "|---|---|---|---|---:|---:|---:|",

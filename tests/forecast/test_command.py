@@ -118,7 +118,7 @@ def batches(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("option", "words"),
-    [("--batch-size", ("--batch-size", "4")), ("--batch_size", ("--batch_size=4",)), ("--batch_size=", ("8",))],
+    [("batch-size", ("--batch-size", "4")), ("--batch_size", ("--batch_size=4",)), ("--batch_size=", ("8",))],
 )
 def test_the_largest_batch(batches: Path, option: str, words: tuple[str, ...]) -> None:
     """It fits into the memory of each GPU, and one more would not."""

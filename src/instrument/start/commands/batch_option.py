@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class BatchOption(NamedTuple):
-    """The option with which a script takes its batch: ``--batch-size``, or ``batch_size=``."""
+    """The option with which a script takes its batch: ``batch-size`` for ``--batch-size``, or ``batch_size=``."""
 
     name: str
 
@@ -25,7 +25,7 @@ class BatchOption(NamedTuple):
         if not given.isdecimal() or int(given) < 1:
             raise ValueError(
                 f'"batch" must name an option of the script whose value is a whole number of at least 1: '
-                f"{before or self.name} has {given!r}"
+                f"{before or self._key} has {given!r}"
             )
         return int(given)
 
@@ -33,7 +33,7 @@ class BatchOption(NamedTuple):
         """Return the arguments with another batch."""
         at, changed = self._place(arguments), list(arguments)
         if at is None:
-            return [*changed, *([f"{self._key}={batch}"] if self.name.endswith("=") else [self.name, str(batch)])]
+            return [*changed, *([f"{self._key}={batch}"] if self.name.endswith("=") else [self._key, str(batch)])]
         if "=" in changed[at]:
             changed[at] = f"{self._key}={batch}"
         else:
@@ -42,7 +42,9 @@ class BatchOption(NamedTuple):
 
     @property
     def _key(self) -> str:
-        return self.name.removesuffix("=")
+        return (
+            f"{'' if self.name.startswith('-') or self.name.endswith('=') else '--'}{self.name.removesuffix('=')}"
+        )
 
     def _place(self, arguments: Sequence[str]) -> int | None:
         """Return where the option is; the last one counts, as in argparse."""

@@ -47,7 +47,7 @@ def forecast(
     With --gpus 4 the script is rank 0 of 4, as torchrun starts it, and its collectives are counted. One that uses
     a single GPU needs --parallel.
 
-    --batch names the option with which the script takes its batch: --batch-size, or batch_size=. The script runs
+    --batch names the option with which the script takes its batch: batch-size, or batch_size=. The script runs
     again with other numbers, until it fits into each GPU and would not with one more.
 
     The exit code is 0; 1 if the script ends with an error, or nothing was on the GPU; 2 if something cannot be
