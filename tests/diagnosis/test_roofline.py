@@ -33,6 +33,23 @@ def work(name: str, shapes: Any, kind: str = BF16) -> Any:
 
 
 @pytest.mark.parametrize(
+    ("name", "shapes", "flops", "elements"),
+    [
+        ("aten::mv", [[3, 4], [4]], 24, 12 + 4 + 3),
+        ("aten::addmv", [[3], [3, 4], [4]], 24, 3 + 12 + 4 + 3),
+        ("aten::dot", [[5], [5]], 10, 5 + 5 + 1),
+        ("aten::addbmm", [[3, 6], [5, 3, 4], [5, 4, 6]], 2 * 5 * 3 * 4 * 6, 18 + 60 + 120 + 18),
+        ("aten::baddbmm", [[5, 3, 6], [5, 3, 4], [5, 4, 6]], 2 * 5 * 3 * 4 * 6, 90 + 60 + 120 + 90),
+    ],
+)
+def test_matmuls_of_vectors_and_sums(name: str, shapes: Any, flops: int, elements: int) -> None:
+    """A vector is a matrix with one row or column; a sum of matmuls is one result."""
+    got = work(name, shapes)
+    assert (got.kind, got.flops, got.bytes) == ("matmul", flops, 2 * elements)
+    assert work(name, [shape[:-1] for shape in shapes]) is None
+
+
+@pytest.mark.parametrize(
     ("name", "product"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),

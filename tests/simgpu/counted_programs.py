@@ -314,6 +314,23 @@ def scaled_fp16() -> Step:
     return step
 
 
+def vectors() -> Step:
+    """Matmuls with vectors, and a sum of matmuls."""
+    matrix, vector = nn.Parameter(torch.randn(6, 5, device="cuda")), torch.randn(5, device="cuda")
+    batch = torch.randn(3, 6, 5, device="cuda")
+    optimizer = torch.optim.SGD([matrix], 0.1)
+
+    def loss() -> torch.Tensor:
+        long = torch.addmv(torch.mv(matrix[:, ::2], vector[:3]), matrix, vector, alpha=2)
+        both = torch.mv(matrix.t(), long) + torch.mv(matrix, vector.new_ones(1).expand(5))[:5]
+        summed = torch.addbmm(
+            matrix[:, :1], batch.transpose(1, 2).contiguous().transpose(1, 2), batch.transpose(1, 2)
+        )
+        return torch.dot(both, vector) + summed.sum()
+
+    return _train(nn.ParameterList([matrix]), optimizer, loss)
+
+
 def foreach_copies() -> Step:
     """Copies of lists: inside the GPU, alike or not, and between it and the CPU, as of offloaded states."""
     held = [torch.randn(3, size, device="cuda") for size in range(20, 32)]
@@ -354,6 +371,6 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
         clipped, transformer, transformer_dropout, transformer_bf16, transformer_fp16, transformer_checkpointed,
         transformer_accumulated, encoder_masked, rms_swiglu, autocast_attention,
         attention_layouts, rotary, eager_attention, batch_norms, pooled_groups, embeddings, evaluation,
-        scaled_fp16, foreach_copies, indexing,
+        scaled_fp16, vectors, foreach_copies, indexing,
     )
 }  # fmt: skip

@@ -18,13 +18,19 @@ INPUTS: dict[str, tuple[int, int, int | None]] = {
     **dict.fromkeys(("aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_"), (1, 2, 0)),
     "aten::_addmm_activation": (1, 2, 0),
     "aten::linear": (0, 1, 2),
+    **dict.fromkeys(("aten::mv", "aten::dot", "aten::vdot"), (0, 1, None)),
+    **dict.fromkeys(("aten::addmv", "aten::addmv_", "aten::addbmm", "aten::addbmm_"), (1, 2, 0)),
 }
 """The positions of both factors, and of the input that is added to the result."""
 
 HEAVY = frozenset(("matmul", "attention", "convolution"))
 """The kinds of operators that compute most, and whose operations count as useful."""
 
-_DIMENSIONS = {name: 3 if "bmm" in name else 2 for name in INPUTS if name not in ("aten::matmul", "aten::linear")}
+_DIMENSIONS = {
+    name: (2, 1) if "mv" in name else (1, 1) if "dot" in name else (3, 3) if "bmm" in name else (2, 2)
+    for name in INPUTS
+    if name not in ("aten::matmul", "aten::linear")
+}
 """The dimensions of both factors, of operators that take no others."""
 
 _LARGEST = 1 << 48  # elements along one dimension
@@ -79,7 +85,7 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
         first, second = sizes_of(dims[one]), list(sizes_of(dims[two]))
         if name == "aten::linear":
             second[-2:] = second[:-3:-1]
-        if name in _DIMENSIONS and not len(first) == len(second) == _DIMENSIONS[name]:
+        if (len(first), len(second)) != _DIMENSIONS.get(name, (len(first), len(second))):
             return None
         m, k = first[-2] if len(first) > 1 else 1, first[-1]
         rows, n = (second[-2], second[-1]) if len(second) > 1 else (second[0], 1)
@@ -93,7 +99,8 @@ def matmul_of(name: str, shapes: str, types: str) -> Matmul | None:
     left, right = (_SIZES.get(kind) for kind in kind_of)
     moved = None
     if left and right and name not in _OTHER_RESULT:
-        moved = prod(first) * left + prod(second) * right + (extra + batch * m * n) * left
+        results = 1 if "::addbmm" in name else batch
+        moved = prod(first) * left + prod(second) * right + (extra + results * m * n) * left
     return Matmul(name, batch, m, n, k, kind_of[0], 2 * batch * m * n * k, moved)
 
 

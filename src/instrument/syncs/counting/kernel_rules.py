@@ -104,10 +104,22 @@ def _added_matmul(call: Call) -> Iterator[Launch]:
         yield from copy(
             result._replace(number=-1), added._replace(shape=result.shape, stride=_expanded(added, result.shape))
         )
-    if one.elements:
+    for _ in range((one.shape[0] if "::addbmm" in call.name else 1) if one.elements else 0):
         yield from _for_blas(one)
         yield from _for_blas(other)
         yield Launch("gemm")
+
+
+@rule("mv", "addmv", "addmv_")
+def _vector(call: Call) -> Iterator[Launch]:
+    *added, matrix, vector = call.tensors[:3]
+    result = result_of(call)
+    if added and added[0].number != result.number:
+        yield from copy(result._replace(number=-1), added[0])
+    yield from _for_blas(matrix)
+    if vector.stride == (0,):
+        yield Launch("copy")
+    yield Launch("gemm")
 
 
 def _expanded(info: TensorInfo, shape: tuple[int, ...]) -> tuple[int, ...]:
