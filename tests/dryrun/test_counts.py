@@ -160,6 +160,28 @@ def test_copies_of_lists(number: int) -> None:
     assert [Copies("D2H", False, down, 20 * down), Copies("H2D", False, up, 20 * up)] == counts(step).step.copies
 
 
+def test_places_of_waits() -> None:
+    """The record has after which operators the CPU waits."""
+
+    def step() -> None:
+        x = torch.ones(4, device="cuda")
+        mask = x > 0
+        torch.cuda.synchronize()
+        x.add_(1)
+        x[mask]
+        x.mul_(2)
+        x.nonzero()
+        torch.empty(4, pin_memory=True).copy_(x)
+        x.sub_(1).sum().item()
+        x.cpu()
+        x.to("cpu", non_blocking=True)  # into pinned memory
+
+    record = counts(step).record
+    waits = [record.calls[record.order[2 * position - 2]].name for position in record.waits]
+    names = ["gt", "index", "nonzero", "copy_", "_local_scalar_dense", "_to_copy"]
+    assert [f"aten::{name}" for name in names] == waits
+
+
 def test_bytes() -> None:
     """A kernel reads its distinct inputs and writes its results; expanded dimensions are read once."""
 

@@ -185,6 +185,7 @@ class CallRecord:
             first update, None before an optimizer is made).
         notes: what orders the work of streams.
         groups: the size of each process group that collectives took, by its name.
+        waits: for each synchronization, the number of operators after which the CPU waits for the GPU.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -193,6 +194,7 @@ class CallRecord:
     marks: list[tuple[int, int | None]] = field(default_factory=list)
     notes: list[StreamNote] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
+    waits: array[int] = field(default_factory=lambda: array("i"))
 
     def __len__(self) -> int:
         return len(self.order) // 2

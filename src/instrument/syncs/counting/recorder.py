@@ -147,6 +147,11 @@ class CallRecorder:
         told_apart = given if mixed else [given[place] for place in signature.scalars]
         return (signature, *map(self._memory, told_apart)) if told_apart else signature
 
+    def note_wait(self, *, in_next: bool) -> None:
+        """Note that the CPU waits for the GPU now, or in the operator that is recorded next."""
+        if not self._steps.in_unwanted_step:
+            self.record.waits.append(len(self.record) + in_next)
+
     def _append(self, key: Any, call: Call) -> int:
         self.record.calls.append(call)
         self._index_of[key] = len(self.record.calls) - 1
@@ -191,6 +196,7 @@ class CallRecorder:
         del self.record.order[:]
         self.record.marks.clear()
         self.record.notes.clear()
+        del self.record.waits[:]
 
     def patches(self, thread: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
         """Return what must be patched; ``thread`` returns what is known of the calling thread."""

@@ -103,9 +103,9 @@ def _transfer(mode: FunctionMode, name: str, source: torch.Tensor, transfer: Tra
         up = target is not None
         pinned = tags.get(source) is PINNED if up else non_blocking
         gathered = up and is_gathered(source, dtype, memory_format=memory_format)
-        record_transfer(mode.state, name, up, pinned, non_blocking, size_of(source), gathered=gathered)
         memory: Memory = "gpu" if up else "pinned" if pinned else "cpu"
         mode.state.count_copy(source, memory, dtype=dtype, non_blocking=non_blocking)
+        record_transfer(mode.state, name, up, pinned, non_blocking, size_of(source), gathered=gathered)
     out = mode.run_on_host(source.to, dtype=dtype, copy=True, memory_format=memory_format)
     tags.put(out, target or (PINNED if non_blocking else None))
     return out
@@ -161,21 +161,21 @@ def _from_data(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[
     if not isinstance(data, T):
         held = [t for t in tensors(data) if mode.tags.device(t) is not None]
         if held:
-            state.record_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
             for each in held:
                 state.count_copy(each, "cpu")
+            state.record_sync(name, "reads the tensors it is made of back from the GPU", "D2H")
         if state.fake is not None and next(tensors(data), None) is not None:
             data = state.fake.run_with_data(lambda real: tree_map_only(T, T.tolist, real), data)
             args = (args[0], data, *args[2:]) if method else (data, *args[1:])
     up = own != target and target is not None and (not isinstance(data, T) or data.numel())
     if not up and own is not None and target is None and kwargs["device"].type == "cpu":
-        state.record_sync(name, FROM_GPU, "D2H", size_of(data))
         state.count_copy(data, "cpu")
+        state.record_sync(name, FROM_GPU, "D2H", size_of(data))
     out = _create_quietly(mode, func, args, kwargs)
     if up and out.numel():
         pinned = isinstance(data, T) and mode.tags.get(data) is PINNED
-        record_transfer(state, name, True, pinned, False, size_of(out))
         state.count_copy(out, "gpu", source="pinned" if pinned else "cpu")
+        record_transfer(state, name, True, pinned, False, size_of(out))
     if out is data and own != target:
         out = data.clone()
     if target is not None or own is not None:
@@ -201,8 +201,8 @@ def _new(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str, A
     device = mode.tags.device(args[0])
     if device is not None:
         if len(args) > 1 and not isinstance(args[1], (int, T)):
-            record_transfer(mode.state, "new", True, False, False, size_of(out))
             mode.state.count_copy(out, "gpu", source="cpu")
+            record_transfer(mode.state, "new", True, False, False, size_of(out))
         mode.tags.put(out, device)
     return out
 
@@ -246,8 +246,8 @@ def _numpy(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[str,
                 f"can't convert {mode.tags.device(source)} device type tensor to numpy. "
                 "Use Tensor.cpu() to copy the tensor to host memory first."
             )
-        mode.state.record_sync("numpy", FROM_GPU, "D2H", size_of(source))
         mode.state.count_copy(source, "cpu")
+        mode.state.record_sync("numpy", FROM_GPU, "D2H", size_of(source))
     if mode.state.fake is not None:
         return mode.state.fake.run_with_data(lambda real: real.detach().numpy(), source)
     return func(*args, **kwargs)
@@ -257,8 +257,8 @@ def _read_all(mode: FunctionMode, func: Any, args: Sequence[Any], kwargs: dict[s
     """Run `tolist` or `repr`, which copy the whole tensor at once, or `format`, which reads a number."""
     if mode.tags.device(args[0]) is not None:
         copied = () if func is T.__format__ else (FROM_GPU, "D2H", size_of(args[0]))
-        mode.state.record_sync(func.__name__, *copied)
         mode.state.count_copy(args[0], "cpu")
+        mode.state.record_sync(func.__name__, *copied)
     run = mode.run_on_host if mode.state.fake is None else mode.state.fake.run_with_data
     return run(func, *args, **kwargs)
 

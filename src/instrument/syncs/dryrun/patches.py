@@ -226,16 +226,16 @@ def _storages(state: RunState) -> Iterator[Replacement]:
         device = tags.storage_device(storage)
         if device is None:
             return original(storage)
-        state.record_sync("save", FROM_GPU, "D2H", storage.nbytes())
         state.count_copy(storage, "cpu", source="gpu")
+        state.record_sync("save", FROM_GPU, "D2H", storage.nbytes())
         return str(device)
 
     def restore_location(original: Any, storage: Any, location: Any) -> Any:
         device = as_cuda(location)
         if device is None:
             return original(storage, location)
-        state.record_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
         state.count_copy(storage, "gpu")
+        state.record_sync("load", FROM_PAGEABLE, "H2D", storage.nbytes())
         tags.put_storage(storage, device)
         return storage
 
@@ -265,9 +265,9 @@ def _storages(state: RunState) -> Iterator[Replacement]:
         up = tags.storage_device(storage) is not None
         if up != (tags.storage_device(source) is not None):
             pinned = tags.storage_tag(source if up else storage) is PINNED
-            record_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
             host: Memory = "pinned" if pinned else "cpu"
             state.count_copy(source, "gpu" if up else host, source=host if up else "gpu")
+            record_transfer(state, "copy_", up, pinned, bool(non_blocking), source.nbytes())
         return storage
 
     def resize_(original: Any, storage: Any, size: int) -> Any:
@@ -348,8 +348,8 @@ def _dataless(state: RunState) -> Iterator[Replacement]:
         device = as_cuda(chosen_device) if put is None else tags.storage_device(put)
         restored = tags.storage_device(data) is not None  # by torch 2.6, which calls restore_location itself
         if device is not None and put is None and not restored:
-            state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
             state.count_copy(data, "gpu")
+            state.record_sync("load", FROM_PAGEABLE, "H2D", data.nbytes())
         real = "meta" if str(chosen_device) == "meta" else "cpu"
         out = torch.empty_strided(size, stride, dtype=storage.dtype, device=real)
         tags.put(out, device if where is not None else device or tags.storage_device(data))

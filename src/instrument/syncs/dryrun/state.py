@@ -184,6 +184,7 @@ class ThreadState:
         places: where the thread calls operators.
         created_on: the GPU on which the running function creates tensors, if the program says so.
         uncounted_depth: greater than 0 while operators stand for others, or for none, on a GPU.
+        in_check: whether an operator that is about to run is checked for synchronizations.
     """
 
     call: str = ""
@@ -197,6 +198,7 @@ class ThreadState:
     created_on: torch.device | None = None
     uncounted_depth: int = 0
     stream: int = 0
+    in_check: bool = False
     places: ThreadPlaces = field(default_factory=ThreadPlaces)
 
 
@@ -351,6 +353,8 @@ class RunState:
         frame = sys._getframe(1)
         if _is_profiler_stop(frame):
             return
+        if self.calls is not None:
+            self.calls.note_wait(in_next=thread.in_check)
         event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if event.allowed is None:

@@ -78,7 +78,11 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-i
             thread.last_device = device
         if device is not None:
             if rule.check is not None:
-                rule.check(state, func, args, kwargs)
+                thread.in_check = True
+                try:
+                    rule.check(state, func, args, kwargs)
+                finally:
+                    thread.in_check = False
             elif rule.same_device and not thread.quiet_depth and has_cpu_tensor(state, args):
                 record_mixed_devices(state, rule.name)
         thread.depth += 1
