@@ -109,11 +109,3 @@ def test_what_is_cached_goes_back() -> None:
     allocator.free(kept)
     allocator.release_cached()
     assert (allocator.allocated, allocator.reserved) == (0, 0)
-
-
-def test_other_streams_have_blocks_of_their_own() -> None:
-    """A free block of one stream is not for another."""
-    allocator = CachingAllocator()
-    allocator.free(allocator.allocate(30 * MIB, stream=1))
-    allocator.allocate(30 * MIB)
-    assert allocator.reserved == 60 * MIB

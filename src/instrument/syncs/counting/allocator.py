@@ -15,15 +15,7 @@ _LARGE_GRAIN = 2 << 20  # else its size is a multiple of this
 
 
 class NoMemoryLeftError(Exception):
-    """An allocation for which the device has too little memory left, also without what is cached.
-
-    Attributes:
-        size: the bytes that were asked for.
-    """
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"no memory left for {size} bytes")
-        self.size = size
+    """An allocation for which the device has too little memory left, also without what is cached."""
 
 
 class Block:
@@ -46,7 +38,7 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, either small or large.
+    """The free blocks, either small or large.
 
     Attributes:
         least_rest: the least size of what is split off a block.
@@ -87,26 +79,22 @@ class CachingAllocator:
         max_allocated: the most of it so far.
         reserved: `torch.cuda.memory_reserved`: what the driver gave.
         max_reserved: the most of it so far.
-        retries: how often it gave back what was cached, as the device had no memory left.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self.allocated = self.max_allocated = self.reserved = self.max_reserved = self.retries = 0
-        self._pools: dict[tuple[int, bool], Pool] = {}
+        self.allocated = self.max_allocated = self.reserved = self.max_reserved = 0
+        self._small, self._large = Pool(GRAIN), Pool(_SMALL + 1)
         self._next_address = 0
 
-    def allocate(self, size: int, stream: int = 0) -> Block:
+    def allocate(self, size: int) -> Block:
         """Return a block for ``size`` bytes, which is greater than 0.
 
         Raises:
             NoMemoryLeftError: the device has too little memory left.
         """
         size = -(-size // GRAIN) * GRAIN
-        small = size <= _SMALL
-        pool = self._pools.get((stream, small))
-        if pool is None:
-            pool = self._pools[stream, small] = Pool(GRAIN if small else _SMALL + 1)
+        pool = self._small if size <= _SMALL else self._large
         place = bisect_left(pool.order, (size, 0))
         block = pool.take(place) if place < len(pool.order) else self._segment(size, pool)
         if block.size - size >= pool.least_rest:
@@ -142,7 +130,7 @@ class CachingAllocator:
 
     def release_cached(self) -> None:
         """Give the segments that are free back to the driver, as `torch.cuda.empty_cache` does."""
-        for pool in self._pools.values():
+        for pool in (self._small, self._large):
             for block in list(pool.blocks.values()):
                 if block.before is None and block.next is None:
                     pool.remove(block)
@@ -152,10 +140,9 @@ class CachingAllocator:
         wanted = _SMALL_SEGMENT if size <= _SMALL else _MIDDLE_SEGMENT if size < _MIDDLE else 0
         wanted = wanted or -(-size // _LARGE_GRAIN) * _LARGE_GRAIN
         if self.limit is not None and self.reserved + wanted > self.limit:
-            self.retries += 1
             self.release_cached()
             if self.reserved + wanted > self.limit:
-                raise NoMemoryLeftError(size)
+                raise NoMemoryLeftError(f"no memory left for {size} bytes")
         self.reserved += wanted
         self.max_reserved = max(self.max_reserved, self.reserved)
         self._next_address += wanted  # of two free blocks of a size, that of the older segment is taken

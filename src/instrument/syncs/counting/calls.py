@@ -10,6 +10,7 @@ import json
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -54,10 +55,7 @@ class TensorInfo(NamedTuple):
     @property
     def elements(self) -> int:
         """The number of elements."""
-        result = 1
-        for size in self.shape:
-            result *= size
-        return result
+        return prod(self.shape)
 
     @property
     def bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 
@@ -96,20 +97,13 @@ def _vectorized(info: TensorInfo, size: int) -> bool:
     return info.dtype in (*_HALF, torch.float32) and size % 4 == 0
 
 
-def _size(shape: object) -> int:
-    result = 1
-    for size in shape if isinstance(shape, tuple) else (1,):
-        result *= size
-    return result
-
-
 @rule("native_layer_norm", "_fused_rms_norm")
 def _layer_norm(call: Call) -> Iterator[Launch]:
     info = call.tensors[0]
     if not info.elements:
         return
     yield from as_contiguous(info)
-    one = _vectorized(info, _size(argument(call, 1)))
+    one = _vectorized(info, prod(argument(call, 1)))
     yield from (Launch("normalization") for _ in range(1 if one else 2))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 _WARP = 32
@@ -78,10 +79,7 @@ def shared_bytes(
 
 
 def _product(dims: Sequence[Dim]) -> int:
-    result = 1
-    for dim in dims:
-        result *= dim.size
-    return result
+    return prod(dim.size for dim in dims)
 
 
 def _power(number: int) -> int:

@@ -262,16 +262,14 @@ class RunState:
             thread.quiet_depth -= 1
 
     @guard.contained(FEATURE)
-    def count(
-        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any, *, mixed: bool = True
-    ) -> None:
-        """Count an operator that the calling thread ran, or that stands for what it ran."""
+    def count(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        """Count an operator that stands for what the calling thread ran."""
         if self.calls is None or self.thread.uncounted_depth:
             return
         for tensor in tensors(out):
             self.allocations.on_gpu(_storage(tensor))
         self.allocations.on_operator(func, args, kwargs, out, self.thread.call)
-        self.calls.add(self.thread.places, func, args, kwargs, out, mixed=mixed)
+        self.calls.add(self.thread.places, func, args, kwargs, out, mixed=True)
 
     def note_node(self) -> None:
         """Note that the autograd node that was just made belongs to the operator that is counted next."""
