@@ -101,8 +101,8 @@ def described(args: Sequence[Any], out: Any) -> list[Any]:
     first = [storages.index(storage) for storage in storages]
     same = [[tensor is argument for argument in given] for tensor in made]
     look = [
-        (each.shape, each.stride(), each.storage_offset(), each.dtype, each.layout, each.device, each.requires_grad,
-         each.is_neg(), each.untyped_storage().nbytes(), type(each))
+        (each.shape, each.stride(), each.storage_offset(), each.dtype, each.layout, each.device,
+         each.requires_grad, each.is_neg(), each.untyped_storage().nbytes(), type(each))
         for each in (*given, *made)
     ]  # fmt: skip
     return [type(out), first, same, look]

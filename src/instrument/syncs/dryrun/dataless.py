@@ -193,7 +193,7 @@ class DatalessMode:
         if operator.name == "_local_scalar_dense":
             return self._value(args[0]), found
         given, mode = found[1], self.mode
-        plain = operator.is_sure and found[0].exact and all([is_plain(tensor, mode) for tensor in given])
+        plain = operator.is_sure and found[0].exact and all(is_plain(tensor, mode) for tensor in given)
         unknown = plain and given and not operator.decides and not any(map(_has_notes, given))
         value = None if unknown else known_of(operator.name, args)
         try:

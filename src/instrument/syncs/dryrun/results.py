@@ -1,7 +1,7 @@
 """Makes the results of operators on tensors without data, from what the first call of the same kind returned.
 
-`FakeTensorMode` has such a cache, but its key and its look-up take most of the time of a dry run without data. Here
-the signature of the call is the key, which the record of calls needs as well.
+`FakeTensorMode` has such a cache, but its key takes most of the time of a dry run without data. Here the key is
+the signature of the call, which the record of calls needs as well.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def results_of(mode: FakeTensorMode, func: Any, args: Sequence[Any], kwargs: dic
 def _make(mode: FakeTensorMode, result: _Made | int | None, given: list[Any]) -> Any:
     if result is None:
         return None
-    if type(result) is int:
+    if isinstance(result, int):
         return given[result]
     shape, stride, dtype, device, base, offset = result
     tensor = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
@@ -143,7 +143,7 @@ def _made(func: Any, given: list[Any], result: Any) -> _Made | None:
         return None
     storage = _storage(result)
     base = next((place for place, tensor in enumerate(given) if _storage(tensor)._cdata == storage._cdata), None)
-    shape, stride, offset = tuple(result.shape), result.stride(), result.storage_offset()
+    shape, stride, offset = tuple(result.shape), result.stride(), int(result.storage_offset())
     if shares_memory(func):
         if base is None or len(given) > 1:
             return None
