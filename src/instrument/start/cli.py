@@ -35,6 +35,7 @@ SUBCOMMANDS = {
     "bisect": "Find the commit that moved a number of instrument check.",
     "forecast": "Forecast how long a step takes on GPUs that are not there, with the error of the forecast.",
     "calibrate": "Measure operators on the GPU of this machine, and write a table for forecasts.",
+    "mcp": "Answer the questions of agents about recordings, over the Model Context Protocol.",
     "doctor": "Check what is installed, what each profiler records here, and whether ranges arrive in its output.",
 }
 """The commands in the order of the help, each with the first sentence of its docstring."""
@@ -220,7 +221,7 @@ def command(
     """Record the steps of a program, summarize and diagnose traces, and find lines that wait for the GPU."""
 
 
-_MAY_BE_ABSENT = ("torch", "nvtx", "numpy", "msgspec", "rich", "jinja2", "wrapt")
+_MAY_BE_ABSENT = ("torch", "nvtx", "numpy", "msgspec", "rich", "jinja2", "wrapt", "mcp")
 
 
 def main() -> None:

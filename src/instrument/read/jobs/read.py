@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -240,12 +241,17 @@ def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> T
 
 _OF_GLOO = re.compile("^gloo:(?!send|recv)")
 _MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
+watching: ContextVar[Callable[[int, int], None] | None] = ContextVar("watching", default=None)
+"""What is called instead of a bar, with the bytes read and the size of the file; it may raise an error."""
 
 
 @contextmanager
 def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of bytes read; at a terminal, it moves a bar for a large file."""
+    """Yield a function that takes the number of bytes read: it calls `watching`, or moves a bar at a terminal."""
     size = path.stat().st_size
+    if watch := watching.get():
+        yield lambda read: watch(read, size)
+        return
     if size < _MIN_BYTES or sys.stderr is None or not sys.stderr.isatty():
         yield lambda read: None
         return

@@ -1,0 +1,1 @@
+"""Answers the questions of agents about recordings, over the Model Context Protocol."""

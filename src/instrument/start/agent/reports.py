@@ -1,0 +1,313 @@
+"""What an agent is told of a trace: the diagnosis, the plan, predictions, comparisons, and waits for the GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
+
+from ...base.errors import TraceError
+from ...base.units import counted, duration
+from ...explain.comparison.comparison import Comparison
+from ...explain.comparison.comparison import as_dict as comparison_as_dict
+from ...explain.diagnosis.chosen_trace import FORMAT, reject_snapshot
+from ...explain.diagnosis.diagnosis import DEFINITIONS, Diagnosis
+from ...explain.diagnosis.diagnosis import as_dict as diagnosis_as_dict
+from ...explain.replay.what_if import WhatIf
+from ...explain.replay.what_if import as_dict as what_if_as_dict
+from ...explain.waits.audit import audit_syncs
+from ...explain.waits.report import as_dict as syncs_as_dict
+from ...read.tables.trace import Trace
+from .answers import quoted
+
+Answer = dict[str, Any]
+Show = Literal["findings", "time", "metrics", "regions", "idle_gaps", "operators", "job", "memory", "abstained"]
+
+_SHARED = {
+    "step_ns": DEFINITIONS["step_ns"],
+    "steps": "Recorded steps; 1 without steps, as the window then counts as one.",
+}
+OF_DIAGNOSIS = {
+    **{name: text for name, text in DEFINITIONS.items() if not name.startswith(("plan.", "roofline.", "memory."))},
+    **{
+        f"operators.{name.partition('.')[2]}": text
+        for name, text in DEFINITIONS.items()
+        if name.startswith("roofline.")
+    },
+    **_SHARED,
+    "waits.ns": "Time per step in ns that is on the critical path; the classes add up to the step.",
+    "waits.win_ns": "How much shorter a step would be in ns without that class, in a replay.",
+    "gpu.ns": "Time per step in ns; the parts add up to the step.",
+    "cpu_work.ns": "Part of the class overhead of the critical path, per step in ns.",
+    "idle_by_cause.ns": "Idle time of the GPU per step in ns.",
+    "hidden.hidden_ns": DEFINITIONS["findings.hidden_ns"],
+    "idle_gaps.duration_ns": DEFINITIONS["idle_gaps.duration_ns"],
+    "memory.peak_bytes": DEFINITIONS["memory.peak_bytes"],
+    "memory.reserved_bytes": DEFINITIONS["memory.reserved_bytes"],
+    "memory.parts.bytes": DEFINITIONS["memory.parts.bytes"],
+    "memory.parts.growth_bytes": DEFINITIONS["memory.parts.growth_bytes"],
+}
+OF_PLAN = {
+    **{name.removeprefix("plan."): text for name, text in DEFINITIONS.items() if name.startswith("plan.")},
+    "self_error": DEFINITIONS["replay.self_error"],
+    "whatif": "All changes as arguments of whatif: '--launch 0.1x' is launch='0.1x'.",
+}
+OF_WHAT_IF = {
+    "before_ns": "Mean recorded length of a step in ns.",
+    "step_ns": "Predicted length in ns, the mean over the steps.",
+    "win_ns": "before_ns - step_ns.",
+    "self_error": DEFINITIONS["replay.self_error"],
+    "max_error": DEFINITIONS["replay.max_error"],
+    "steps": _SHARED["steps"],
+    "critical_path.total_ns": "Length of the critical path of all steps with the change, in ns.",
+    "critical_path.classes.ns": "Part of total_ns; the classes add up to it.",
+    "critical_path.parts.ns": "Part of total_ns in this region and class.",
+    "critical_path.off_path.ns": "Sum of the durations of GPU work of that name, never on the critical path.",
+    "critical_path.off_path.slack_ns": "How much longer it could take without a longer step, at least.",
+}
+OF_COMPARISON = {
+    "before_ns": "Lower median of the lengths of the steps before the change, in ns.",
+    "after_ns": "The same after the change.",
+    "delta_ns": "after_ns - before_ns.",
+    "relative": "delta_ns / before_ns.",
+    "p_value": "Probability of such a difference if the true change is at most 0.5 %; null: too few steps.",
+    "detectable": "Smallest relative change that these samples show in 80 % of cases.",
+    "steps": "Numbers of steps before and after.",
+    "kinds.ns": "Part of delta_ns; the kinds add up to it.",
+    "parts.ns": "Part of delta_ns: after_ns - before_ns of the part; all parts add up to delta_ns.",
+    "parts.before_ns": "Its time in the median step before, in ns.",
+    "parts.after_ns": "Its time in the median step after, in ns.",
+    "parts.before_calls": "How often it occurs in that step before.",
+    "parts.after_calls": "How often it occurs in that step after.",
+}
+OF_SYNCS = {
+    "steps": "Steps that were checked; 0: the whole recording counts as one step.",
+    "syncs_per_step": "Most synchronizations that are not allowed in any one step.",
+    "median_syncs": "Median over the steps of the same.",
+    "dropped": "Synchronizations at places that are not listed.",
+    "findings.count": "Synchronizations of this operation at this place, in the whole recording.",
+    "findings.per_step": "Mean number in a step; those outside steps do not count.",
+    "findings.outside": "Number outside the steps.",
+    "findings.bytes": "Bytes of the copies, all together.",
+    "findings.blocked_ns": "Time in ns that the CPU was blocked in all timed calls.",
+    "findings.timed": "Number of timed calls.",
+    "findings.idle_ns": "Time in ns that the calls left the GPU idle.",
+    "findings.step": "Number of the first step with such a call.",
+}
+
+
+def context_of(diagnosis: Diagnosis, window: str | None = None) -> Answer:
+    """Return what every number of an answer about a trace shares: its source, window and coverage.
+
+    Args:
+        diagnosis: the diagnosis of the trace.
+        window: the window of the numbers in words; None for the recorded steps.
+    """
+    trace = trace_of(diagnosis)
+    devices = sorted({device.name for device in trace.devices if device.name})
+    marks = "marked by the profiler" if not diagnosis.steps_from else f"calls of regions '{diagnosis.steps_from}'"
+    steps = f"{counted(diagnosis.steps, 'step')}, {marks}"
+    length = None if trace.format == FORMAT or diagnosis.facts is None else diagnosis.facts.window_ns
+    return {
+        "source": {
+            "file": diagnosis.path,
+            "format": trace.format,
+            "rank": trace.rank,
+            "world_size": trace.world_size,
+            "devices": devices,
+            "chosen": diagnosis.source,
+            "left_out_files": len(diagnosis.left_out),
+        },
+        "window": {
+            "of": window or (steps if diagnosis.has_steps else "the whole recording, which has no steps"),
+            "steps": diagnosis.steps if diagnosis.has_steps else 0,
+            "length_ns": length,
+            "recording_stretched_steps": diagnosis.stretch,
+        },
+        "coverage": {
+            "verdict": diagnosis.coverage_text,
+            "gpu_time_linked": {
+                name: part.linked_ns / part.of_ns for name, part in trace.coverage.items() if part.of_ns
+            },
+            "lost": {"events": trace.lost.events, "reasons": list(trace.lost.reasons)},
+        },
+    }
+
+
+def trace_of(diagnosis: Diagnosis) -> Trace:
+    """Return the trace of a diagnosis."""
+    assert diagnosis.facts is not None  # `diagnose` made it
+    return diagnosis.facts.trace
+
+
+def diagnosis_answer(diagnosis: Diagnosis, show: Collection[Show], only: str | None) -> Answer:
+    """Return what is slow in a trace.
+
+    Args:
+        diagnosis: the diagnosis.
+        show: the parts of it to return.
+        only: a regular expression: only rows in whose name it is found.
+
+    Raises:
+        ValueError: it is not a regular expression.
+    """
+    pattern = compiled("only", only)
+    whole = diagnosis_as_dict(diagnosis)
+    data: Answer = {name: whole[name] for name in ("bound", "step_ns", "steps")}
+    for name in dict.fromkeys(show):
+        for key, value in _PARTS[name](diagnosis, whole).items():
+            data[key] = _matching(value, pattern) if isinstance(value, list) else value
+    return {"summary": diagnosis.verdict, **context_of(diagnosis), "data": data}
+
+
+def compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
+    """Return a compiled regular expression; None without one.
+
+    Raises:
+        ValueError: it is not one, or has more than 200 characters.
+    """
+    if pattern is None:
+        return None
+    try:
+        if len(pattern) > 200:
+            raise ValueError("more than 200 characters")
+        return re.compile(pattern)
+    except (ValueError, re.error, RecursionError) as error:
+        raise ValueError(f'"{name}" must be a regular expression of up to 200 characters: {error}') from None
+
+
+def _matching(rows: list[Any], pattern: re.Pattern[str] | None) -> list[Any]:
+    if pattern is None:
+        return rows
+    return [row for row in rows if pattern.search(str(row.get("name") or row.get("rule") or row.get("operator")))]
+
+
+def _findings(diagnosis: Diagnosis, whole: Mapping[str, Any]) -> Answer:
+    hidden = [{name: each[name] for name in ("rule", "hidden_ns", "change")} for each in whole["hidden"]]
+    rows = zip(diagnosis.findings, whole["findings"], strict=True)
+    return {
+        "findings": [row | {"title": quoted(found.title, found.where), "meaning": None} for found, row in rows],
+        "hidden": hidden,
+    }
+
+
+def _named(parts: Mapping[str, Mapping[str, Any]] | None) -> list[Answer]:
+    """Return the rows of a mapping by name, the largest first; without those that are 0."""
+    rows = [{"name": name, **about} for name, about in (parts or {}).items() if about["ns"]]
+    return sorted(rows, key=lambda row: -abs(row["ns"]))
+
+
+def _time(diagnosis: Diagnosis, whole: Mapping[str, Any]) -> Answer:
+    return {
+        "waits": _named(whole["waits"]),
+        "gpu": _named(whole["parts"]),
+        "cpu_work": _named(whole["cpu_work"]),
+        "idle_by_cause": _named(whole["idle_by_cause"]),
+        "goodput": whole["goodput"],
+    }
+
+
+def _metrics(diagnosis: Diagnosis, whole: Mapping[str, Any]) -> Answer:
+    known = diagnosis.metrics
+    return {
+        "metrics": [
+            {"name": name, **about, "window": known.about(name).window}
+            for name, about in whole["metrics"].items()
+            if about["value"] is not None
+        ],
+        "unknown_metrics": [name for name, about in whole["metrics"].items() if about["value"] is None],
+    }
+
+
+_PARTS: dict[Show, Callable[[Diagnosis, Mapping[str, Any]], Answer]] = {
+    "findings": _findings,
+    "time": _time,
+    "metrics": _metrics,
+    "regions": lambda diagnosis, whole: {"regions": whole["regions"], "phases": whole["phases"]},
+    "idle_gaps": lambda diagnosis, whole: {"idle_gaps": whole["idle_gaps"]},
+    "operators": lambda diagnosis, whole: {"operators": whole["roofline"]},
+    "job": lambda diagnosis, whole: {"job": whole["job"]},
+    "memory": lambda diagnosis, whole: {"memory": whole["memory"]},
+    "abstained": lambda diagnosis, whole: {
+        "abstained": [{"rule": rule, "lacks": lacks} for rule, lacks in whole["abstained"].items()]
+    },
+}
+
+
+def plan_answer(diagnosis: Diagnosis) -> Answer:
+    """Return what to change first."""
+    reject_snapshot(trace_of(diagnosis))
+    plan = diagnosis.plan()
+    if plan.abstained:
+        said = "No plan: see abstained."
+    else:
+        end = plan.end.step_ns if plan.end else plan.recorded_ns
+        said = f"{counted(len(plan.rows), 'change')}: {duration(plan.recorded_ns)} -> {duration(end)} a step."
+    return {"summary": said, **context_of(diagnosis), "data": plan.as_dict()}
+
+
+def what_if_answer(diagnosis: Diagnosis, guess: WhatIf) -> Answer:
+    """Return a prediction."""
+    data = what_if_as_dict(guess)
+    if path := data["critical_path"]:
+        path["classes"] = _named(path["classes"])
+    if guess.step_ns is None:
+        said = "No prediction: see abstained."
+    else:
+        said = f"A step would take {duration(guess.step_ns)} instead of {duration(guess.before_ns)}."
+    return {"summary": said, **context_of(diagnosis), "data": data}
+
+
+def comparison_answer(change: Comparison) -> Answer:
+    """Return what changed between two recordings."""
+    data = comparison_as_dict(change) | {"steps": list(change.steps)}
+    data["kinds"] = _named(data["kinds"])
+    data["parts"] = [part for part in data["parts"] if part["ns"]]
+    for name, findings in change.findings().items():
+        data[name] = [
+            {"rule": each.rule, "title": quoted(each.title, each.where), "where": str(each.where)}
+            for each in findings
+        ]
+    said = f"{change.verdict}: {duration(change.before_ns)} before, {duration(change.after_ns)} after"
+    before, after = context_of(change.before), context_of(change.after)
+    return {
+        "summary": f"{said}, medians of {change.steps[0]:,} and {change.steps[1]:,} steps.",
+        **{name: {"before": before[name], "after": after[name]} for name in before},
+        "data": data,
+    }
+
+
+_OF_SYNC = (
+    "severity", "op", "cause", "region", "count", "pattern", "per_step", "outside", "step", "direction", "bytes",
+    "blocked_ns", "timed", "untimed", "idle_ns", "allowed", "backward", "thread",
+)  # fmt: skip
+
+
+def syncs_answer(diagnosis: Diagnosis) -> Answer:
+    """Return the places at which the CPU waits for the GPU."""
+    trace = trace_of(diagnosis)
+    reject_snapshot(trace)
+    report = audit_syncs(trace)
+    if report.unavailable_reason and not report.syncs:
+        raise TraceError(trace.path, report.unavailable_reason)
+    whole = syncs_as_dict(report)
+    names = ("steps", "syncs_per_step", "median_syncs", "dropped", "exceeded")
+    findings = [
+        {name: row[name] for name in _OF_SYNC}
+        | {name: site and _site(site) for name, site in (("site", row["site"]), ("via", row["via"]))}
+        | {"fix": row["fix"]}
+        for row in whole["findings"]
+    ]
+    answer = context_of(diagnosis, "the whole recording; numbers per step: the recorded steps")
+    answer["coverage"]["synchronizations"] = whole["coverage"]
+    total = sum(row["count"] for row in findings)
+    return {
+        "summary": f"{total:,} synchronizations at {counted(len(findings), 'place')}.",
+        **answer,
+        "data": {name: whole[name] for name in names} | {"findings": findings},
+    }
+
+
+def _site(site: Mapping[str, Any]) -> Answer:
+    """Return a line without its code: a trace may name any file."""
+    return {name: site[name] for name in ("file", "line", "function")}
