@@ -42,6 +42,7 @@ CONTENTS = {
         "forecast",
         "compare",
         "slim",
+        "agents",
         "doctor",
     ],
     "Look up": [

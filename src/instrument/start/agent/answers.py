@@ -103,13 +103,12 @@ def fitted(answer: Mapping[str, Any], definitions: Mapping[str, str], most: int)
         present = set(_numbers("", fit["data"]))
         fit["definitions"] = {name: text for name, text in definitions.items() if name in present}
         fit["left_out"] = [f"{name}: {text}" for name, text in left.items()]
+        if left:
+            all_of_it = f"All of it takes about {everything:,} tokens: max_tokens={everything + 200}."
+            fit["left_out"].append(all_of_it)
         tokens = estimated_tokens(fit)
         everything = everything or tokens
         if tokens <= most:
-            if left:
-                fit["left_out"].append(
-                    f"All of it takes about {everything:,} tokens: max_tokens={everything + 200}."
-                )
             return fit
         longest = max(
             (name for name in lists if lists[name]), key=lambda name: len(text_of(lists[name])), default=None

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -52,8 +52,9 @@ class ServedFolders:
                 raise ValueError(f"not a folder: {folder}")
         self.folders = [folder.resolve() for folder in folders]
         self.out = out and out.resolve()
-        self._code = sorted({Path(path).resolve() for path in sysconfig.get_paths().values()})
-        self._code += [Path(__file__).resolve().parents[3], Path(sys.base_prefix, "lib").resolve()]
+        code = [*sysconfig.get_paths().values(), *filter(None, sys.path), os.path.join(sys.base_prefix, "lib")]
+        self._code = {Path(path).resolve() for path in code} | {Path(__file__).resolve().parents[3]}
+        self._copies = Path(tempfile.gettempdir()).resolve()
 
     def to_read(self, path: str) -> Path:
         """Return the file or folder that an agent names, with links resolved.
@@ -64,7 +65,8 @@ class ServedFolders:
         Raises:
             RefusedError: it is not below a served folder, or not there, or a folder in which a link leads out.
         """
-        inside = [each for each in self._candidates(path) if self._serves(each)]
+        named = [folder / path for folder in self.folders]
+        inside = [each.resolve() for each in named if self.serves(each)]
         if not inside:
             raise RefusedError(
                 "The path is not below the folders that this server serves.", "Call runs to see what it serves."
@@ -102,15 +104,13 @@ class ServedFolders:
             raise RefusedError("There is such a file already.", "Give another name.")
         return path
 
-    def _candidates(self, path: str) -> Iterator[Path]:
-        for folder in self.folders:
-            with suppress(
-                OSError, ValueError, RuntimeError
-            ):  # of a name that no file can have, or a circle of links
-                yield (folder / path).resolve()
-
-    def _serves(self, path: Path) -> bool:
-        return any(path.is_relative_to(folder) for folder in self.folders)
+    def serves(self, path: Path) -> bool:
+        """Return whether a path, with links resolved, is below a served folder."""
+        try:
+            target = path.resolve()
+        except (OSError, ValueError, RuntimeError):  # a name that no file can have, or a circle of links
+            return False
+        return any(target.is_relative_to(folder) for folder in self.folders)
 
     def _check_links(self, folder: Path) -> None:
         """Check that no link below a folder leads out of the served ones.
@@ -124,8 +124,7 @@ class ServedFolders:
                 for entry in entries:
                     files += 1
                     path = Path(entry.path)
-                    target = path.resolve() if entry.is_symlink() else path
-                    if not self._serves(target):
+                    if not self.serves(path):
                         raise RefusedError(
                             "The folder holds a link that leads out of the folders that this server serves.",
                             "Name a file, or a folder without such a link.",
@@ -135,9 +134,9 @@ class ServedFolders:
                             f"The folder holds more than {_MOST_FILES:,} files.",
                             "Name a file or the folder of one run.",
                         )
-                    if target.is_dir() and target not in seen:
-                        seen.add(target)
-                        waiting.append(target)
+                    if path.is_dir() and path.resolve() not in seen:
+                        seen.add(path.resolve())
+                        waiting.append(path)
 
     @contextmanager
     def guarding(self) -> Iterator[None]:
@@ -152,12 +151,10 @@ class ServedFolders:
         """Return whether the library may open a file while it answers, for itself or because a trace names it."""
         if any(path.is_relative_to(folder) for folder in self._code):
             return not writes or "__pycache__" in path.parts
-        own_copy = path.is_relative_to(Path(tempfile.gettempdir()).resolve()) and any(
-            part.startswith(_OWN_COPIES) for part in path.parts
-        )
+        own_copy = path.is_relative_to(self._copies) and any(part.startswith(_OWN_COPIES) for part in path.parts)
         if own_copy or path == Path(os.devnull) or (self.out and path.is_relative_to(self.out)):
             return True
-        return not writes and (self._serves(path) or bool(_PROCESS.fullmatch(str(path))))
+        return not writes and (self.serves(path) or bool(_PROCESS.fullmatch(str(path))))
 
 
 def install_guard() -> None:

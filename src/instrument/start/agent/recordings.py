@@ -83,7 +83,7 @@ def _folders(served: ServedFolders, folder: Path, deep: int) -> list[Answer]:
         return []
     if (folder / NAME).is_file() or (folder / RUNS).is_file():
         return [_run(folder)]
-    own = [each for each in entries if each.resolve().is_relative_to(folder) or _inside(served, each)]
+    own = [each for each in entries if served.serves(each)]
     files = [each for each in own if each.is_file() and each.name.endswith(_FILES)]
     found = []
     if files:
@@ -95,10 +95,6 @@ def _folders(served: ServedFolders, folder: Path, deep: int) -> list[Answer]:
             if each.is_dir() and not each.is_symlink():
                 found += _folders(served, each, deep - 1)
     return found
-
-
-def _inside(served: ServedFolders, path: Path) -> bool:
-    return any(path.resolve().is_relative_to(each) for each in served.folders)
 
 
 def _run(folder: Path) -> Answer:

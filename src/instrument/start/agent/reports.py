@@ -177,9 +177,13 @@ def compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
 
 
 def _matching(rows: list[Any], pattern: re.Pattern[str] | None) -> list[Any]:
-    if pattern is None:
-        return rows
-    return [row for row in rows if pattern.search(str(row.get("name") or row.get("rule") or row.get("operator")))]
+    return rows if pattern is None else [row for row in rows if pattern.search(_name(row))]
+
+
+def _name(row: Any) -> str:
+    return (
+        row if isinstance(row, str) else next((row[key] for key in ("name", "rule", "operator") if key in row), "")
+    )
 
 
 def _findings(diagnosis: Diagnosis, whole: Mapping[str, Any]) -> Answer:
