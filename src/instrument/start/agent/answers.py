@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...base.findings import Where
 from ...base.printable import printable
 
 MOST_TOKENS = 4_000
@@ -40,14 +39,13 @@ def shown(text: str) -> str:
     return escaped if len(escaped) <= _LONGEST else f"{escaped[: _LONGEST - 3]}..."
 
 
-def quoted(text: str, where: Where) -> str:
-    """Return a sentence of this library with quotes around the names of a place, which come from files."""
-    names = [*where.region, where.module, where.operator, where.kernel, where.site.file if where.site else ""]
-    names = sorted({name for name in names if len(name) > 2}, key=len, reverse=True)
-    if not names:
+def quoted(text: str, names: Iterable[str]) -> str:
+    """Return a sentence of this library with quotes around the names in it, which come from files."""
+    longest_first = sorted({name for name in names if len(name) > 2}, key=len, reverse=True)
+    if not longest_first:
         return text
-    pattern = "|".join(map(re.escape, names))
-    return re.sub(rf"(?<!['\"\w])(?:{pattern})(?!['\"\w])", lambda found: f"'{found[0]}'", text)
+    pattern = "|".join(map(re.escape, longest_first))
+    return re.sub(rf"(?<!['\"\w])(?:{pattern})(?!['\"\w])", lambda found: json.dumps(found[0]), text)
 
 
 def plain(value: Any) -> Any:
@@ -121,9 +119,9 @@ def fitted(answer: Mapping[str, Any], definitions: Mapping[str, str], most: int)
 
 
 def _shortest(fit: dict[str, Any], everything: int) -> dict[str, Any]:
-    """Return an answer of its sentences alone: not even its numbers without rows fit."""
-    said = f"The data: they take about {everything:,} tokens, more than max_tokens."
-    return fit | {"data": {}, "definitions": {}, "left_out": [said]}
+    """Return an answer of its sentence alone: not even its numbers without rows fit."""
+    said = f"All but the summary. All of it takes about {everything:,} tokens: max_tokens={everything + 200}."
+    return {"summary": fit["summary"], **{name: {} for name in fit.keys() - {"summary"}}, "left_out": [said]}
 
 
 def _lists(name: str, value: Any) -> Iterator[tuple[str, list[Any]]]:

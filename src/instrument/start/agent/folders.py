@@ -52,7 +52,7 @@ class ServedFolders:
                 raise ValueError(f"not a folder: {folder}")
         self.folders = [folder.resolve() for folder in folders]
         self.out = out and out.resolve()
-        code = [*sysconfig.get_paths().values(), *filter(None, sys.path), os.path.join(sys.base_prefix, "lib")]
+        code = [*sysconfig.get_paths().values(), *filter(None, sys.path), f"{sys.base_prefix}/lib"]
         self._code = {Path(path).resolve() for path in code} | {Path(__file__).resolve().parents[3]}
         self._copies = Path(tempfile.gettempdir()).resolve()
 

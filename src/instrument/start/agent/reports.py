@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal
 
 from ...base.errors import TraceError
+from ...base.findings import Finding
 from ...base.units import counted, duration
 from ...explain.comparison.comparison import Comparison
 from ...explain.comparison.comparison import as_dict as comparison_as_dict
@@ -23,29 +24,17 @@ from .answers import quoted
 Answer = dict[str, Any]
 Show = Literal["findings", "time", "metrics", "regions", "idle_gaps", "operators", "job", "memory", "abstained"]
 
-_SHARED = {
-    "step_ns": DEFINITIONS["step_ns"],
-    "steps": "Recorded steps; 1 without steps, as the window then counts as one.",
-}
+_STEPS = "Recorded steps; 1 without steps, as the window then counts as one."
 OF_DIAGNOSIS = {
-    **{name: text for name, text in DEFINITIONS.items() if not name.startswith(("plan.", "roofline.", "memory."))},
-    **{
-        f"operators.{name.partition('.')[2]}": text
-        for name, text in DEFINITIONS.items()
-        if name.startswith("roofline.")
-    },
-    **_SHARED,
+    **DEFINITIONS,
+    **{name.replace("roofline.", "operators."): text for name, text in DEFINITIONS.items()},
+    "steps": _STEPS,
     "waits.ns": "Time per step in ns that is on the critical path; the classes add up to the step.",
     "waits.win_ns": "How much shorter a step would be in ns without that class, in a replay.",
     "gpu.ns": "Time per step in ns; the parts add up to the step.",
     "cpu_work.ns": "Part of the class overhead of the critical path, per step in ns.",
     "idle_by_cause.ns": "Idle time of the GPU per step in ns.",
     "hidden.hidden_ns": DEFINITIONS["findings.hidden_ns"],
-    "idle_gaps.duration_ns": DEFINITIONS["idle_gaps.duration_ns"],
-    "memory.peak_bytes": DEFINITIONS["memory.peak_bytes"],
-    "memory.reserved_bytes": DEFINITIONS["memory.reserved_bytes"],
-    "memory.parts.bytes": DEFINITIONS["memory.parts.bytes"],
-    "memory.parts.growth_bytes": DEFINITIONS["memory.parts.growth_bytes"],
 }
 OF_PLAN = {
     **{name.removeprefix("plan."): text for name, text in DEFINITIONS.items() if name.startswith("plan.")},
@@ -58,7 +47,7 @@ OF_WHAT_IF = {
     "win_ns": "before_ns - step_ns.",
     "self_error": DEFINITIONS["replay.self_error"],
     "max_error": DEFINITIONS["replay.max_error"],
-    "steps": _SHARED["steps"],
+    "steps": _STEPS,
     "critical_path.total_ns": "Length of the critical path of all steps with the change, in ns.",
     "critical_path.classes.ns": "Part of total_ns; the classes add up to it.",
     "critical_path.parts.ns": "Part of total_ns in this region and class.",
@@ -157,7 +146,8 @@ def diagnosis_answer(diagnosis: Diagnosis, show: Collection[Show], only: str | N
     for name in dict.fromkeys(show):
         for key, value in _PARTS[name](diagnosis, whole).items():
             data[key] = _matching(value, pattern) if isinstance(value, list) else value
-    return {"summary": diagnosis.verdict, **context_of(diagnosis), "data": data}
+    names = [*(region.name for region in diagnosis.regions), *trace_of(diagnosis).unread_devices]
+    return {"summary": quoted(diagnosis.verdict, names), **context_of(diagnosis), "data": data}
 
 
 def compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
@@ -190,9 +180,15 @@ def _findings(diagnosis: Diagnosis, whole: Mapping[str, Any]) -> Answer:
     hidden = [{name: each[name] for name in ("rule", "hidden_ns", "change")} for each in whole["hidden"]]
     rows = zip(diagnosis.findings, whole["findings"], strict=True)
     return {
-        "findings": [row | {"title": quoted(found.title, found.where), "meaning": None} for found, row in rows],
+        "findings": [row | {"title": _title(found), "meaning": None} for found, row in rows],
         "hidden": hidden,
     }
+
+
+def _title(found: Finding) -> str:
+    where = found.where
+    site = [where.site.file, where.site.function] if where.site else []
+    return quoted(found.title, [*where.region, where.module, where.operator, where.kernel, *site])
 
 
 def _named(parts: Mapping[str, Mapping[str, Any]] | None) -> list[Answer]:
@@ -242,11 +238,10 @@ def plan_answer(diagnosis: Diagnosis) -> Answer:
     """Return what to change first."""
     reject_snapshot(trace_of(diagnosis))
     plan = diagnosis.plan()
-    if plan.abstained:
-        said = "No plan: see abstained."
-    else:
-        end = plan.end.step_ns if plan.end else plan.recorded_ns
-        said = f"{counted(len(plan.rows), 'change')}: {duration(plan.recorded_ns)} -> {duration(end)} a step."
+    if plan.end is None:
+        return {"summary": "No plan.", **context_of(diagnosis), "data": {"rows": [], "abstained": plan.abstained}}
+    lengths = f"{duration(plan.recorded_ns)} -> {duration(plan.end.step_ns)}"
+    said = f"{counted(len(plan.rows), 'change')}: {lengths} a step."
     return {"summary": said, **context_of(diagnosis), "data": plan.as_dict()}
 
 
@@ -268,10 +263,7 @@ def comparison_answer(change: Comparison) -> Answer:
     data["kinds"] = _named(data["kinds"])
     data["parts"] = [part for part in data["parts"] if part["ns"]]
     for name, findings in change.findings().items():
-        data[name] = [
-            {"rule": each.rule, "title": quoted(each.title, each.where), "where": str(each.where)}
-            for each in findings
-        ]
+        data[name] = [{"rule": each.rule, "title": _title(each), "where": str(each.where)} for each in findings]
     said = f"{change.verdict}: {duration(change.before_ns)} before, {duration(change.after_ns)} after"
     before, after = context_of(change.before), context_of(change.after)
     return {
