@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,11 @@ GPU_TRACE = Path(__file__).parents[1] / "data" / "gpu_two_steps.json"
 COMMAND = [sys.executable, "-m", "instrument", "mcp"]
 
 
-def talk(folder: Path, conversation: Callable[[Client], Awaitable[None]], mode: str = "auto") -> None:
+def talk(
+    folder: Path, conversation: Callable[[Client], Awaitable[None]], *options: str, mode: str = "auto"
+) -> None:
     """Start the command for a folder, and talk to it."""
-    command, *arguments = [*COMMAND, str(folder)]
+    command, *arguments = [*COMMAND, str(folder), *options]
     parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
 
     async def run() -> None:
@@ -53,8 +56,18 @@ def large_trace(path: Path, events: int = 400_000) -> None:
 
 
 def test_conversation(tmp_path: Path) -> None:
-    """A client with the older handshake, too, lists the tools and gets the same answer as text and as data."""
+    """A client with the older handshake, too, lists the tools and gets the same answer as text and as data.
+
+    Archives, pages, and the ranks of a job, which children read, need files beside those that are served.
+    """
     shutil.copy(GPU_TRACE, tmp_path)
+    (tmp_path / "ranks").mkdir()
+    for rank in range(2):
+        shutil.copy(GPU_TRACE, tmp_path / "ranks" / f"rank{rank}.json")
+    with zipfile.ZipFile(tmp_path / "trace.zip", "w") as archive:
+        archive.write(GPU_TRACE, "trace.json")
+    out = tmp_path / "out"
+    out.mkdir()
 
     async def conversation(client: Client) -> None:
         assert client.instructions == server.INSTRUCTIONS
@@ -62,8 +75,13 @@ def test_conversation(tmp_path: Path) -> None:
         answer = reply(await client.call_tool("diagnose", {"trace": GPU_TRACE.name}))
         assert answer.data["data"]["steps"] == 2
         assert reply(await client.call_tool("diagnose", {"trace": "/etc/hostname"})).refused
+        packed = reply(await client.call_tool("diagnose", {"trace": "trace.zip", "page": "page.html"}))
+        assert packed.data["data"]["step_ns"] == answer.data["data"]["step_ns"]
+        job = reply(await client.call_tool("diagnose", {"trace": "ranks", "show": ["job"]}))
+        assert job.data["data"]["job"]["ranks"] == [0, 1]
 
-    talk(tmp_path, conversation, mode="legacy")
+    talk(tmp_path, conversation, "--out", str(out), mode="legacy")
+    assert "<html" in (out / "page.html").read_text()
 
 
 def test_several_calls_progress_and_cancellation(tmp_path: Path) -> None:

@@ -174,5 +174,7 @@ def _check(event: str, arguments: tuple[Any, ...]) -> None:
     if served is None or not arguments or not isinstance(arguments[0], (str, bytes, os.PathLike)):
         return
     path = Path(os.fsdecode(arguments[0])).resolve()
+    if event == "open" and path == served._copies:  # a temporary file is opened by its folder, then by its name
+        return
     if not served._allows(path, event == "open" and bool((arguments[2] or 0) & _WRITES)):
         raise PermissionError(13, "not below the folders that are served", str(path))
