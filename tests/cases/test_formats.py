@@ -10,17 +10,20 @@ import io
 import json
 import lzma
 import pickle
+import sqlite3
+import sys
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from instrument.base.errors import TraceError
-from instrument.read.jobs.read import read_trace
+from instrument.read.jobs.read import read_trace, read_traces
 from instrument.read.memory.read import read_memory
 from instrument.start.cli import app
 
@@ -48,6 +51,21 @@ def tarred(mode: str = "w", **files: bytes) -> bytes:
     return packed.getvalue()
 
 
+def linked(target: str) -> bytes:
+    """Return a tar archive with a link named like a trace."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        info = tarfile.TarInfo("trace.json")
+        info.type, info.linkname = tarfile.SYMTYPE, target
+        archive.addfile(info)
+    return packed.getvalue()
+
+
+def of_rank(rank: int) -> bytes:
+    return json.dumps({"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [OPERATOR]}).encode()
+
+
+RANKS = {f"run/rank{rank}.json": of_rank(rank) for rank in range(2)}
 PACKED: dict[str, bytes] = {
     "t.json.zip": zipped(**{"t.json": TRACE}),
     "issue.zip": zipped(
@@ -89,17 +107,24 @@ BOMB = lzma.compress(b"[" + b" " * (1 << 20)) * 300  # streams one after the oth
 
 
 UNREADABLE: dict[str, tuple[bytes, str]] = {
-    "ranks.tar.gz": (
-        tarred("w:gz", **{"rank0.json": TRACE, "rank1.json": TRACE}),
-        "it is an archive of 2 files, such as rank0.json: unpack it, and give the folder",
-    ),
-    "two.zip": (zipped(**{"a.json": TRACE, "b.json": TRACE}), "it is an archive of 2 files, such as a.json"),
     "empty.zip": (zipped(**{".DS_Store": b""}), "it is an archive without a file"),
     "model.pt": (zipped(**{"archive/data.pkl": b"x", "archive/version": b"3"}), "it is a file of torch.save"),
-    "cut.zip": (PACKED["t.json.zip"][:-30], "it is a damaged archive"),
+    "cut.zip": (PACKED["t.json.zip"][:-30], "it cannot be unpacked: File is not a zip file"),
+    "two.zip": (
+        zipped(**{"a.txt": b"a", "b.csv": b"b"}),
+        "an archive of 2 files, such as a.txt, and none is named",
+    ),
+    "many.zip": (
+        zipped(**{f"{n}.json": b"" for n in range(10_001)}),
+        "an archive of more than 10,000 files: unpack",
+    ),
+    "bombs.zip": (
+        zipped(**{f"{n}.json": b"[" + b" " * (70 << 20) for n in range(4)}),
+        "more than 200 times its size",
+    ),
+    "link.tar": (linked("/etc/passwd"), "it is an archive without a file"),
     "cut.json.xz": (PACKED["t.json.xz"][:-30], "it cannot be unpacked: it is cut off"),
     "bomb.json.xz": (BOMB, "it unpacks to more than 200 times its size"),
-    "t.json.zst": (b"\x28\xb5\x2f\xfd\x04\x00", "it is compressed with Zstandard: unpack it first, with zstd -d"),
     "t.lz4": (b"\x04\x22\x4d\x18....", "it is compressed with LZ4"),
     "t.7z": (b"7z\xbc\xaf\x27\x1c..", "it is compressed with 7-Zip"),
     "lfs.json": (
@@ -107,28 +132,14 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
         "it is a pointer of Git LFS",
     ),
     "lfs.sqlite": (POINTER, "git lfs pull fetches"),
+    "annex.json": (b"/annex/objects/MD5E-s12--0f.json\n", "it is a pointer of git-annex: git annex get"),
+    "trace.json.dvc": (b"outs:\n- md5: 0f\n  path: t.json\n", "it is a pointer of DVC: dvc pull"),
     "page.json": (
         b"\n\n<!DOCTYPE html>\n<html>",
         "it is an HTML page, such as a login or an error page",
     ),
     "page.sqlite": (b"<html><head>", "it is an HTML page"),
     "denied.json": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "it is XML"),
-    "host.xplane.pb": (b"\x0a\x8c\x03\x08\x01\x12\x09/host:CPU\x1a\x00", "it is XProf's .xplane.pb: give"),
-    "unnamed": (b"\x0a\xb8\x92\x01\x12\x0d/device:GPU:0\x1a\x00\x08", "it is XProf's .xplane.pb"),
-    "t.pftrace": (
-        b"\x0a\x0b\x50\x01\x68\x02\x9a\x07\x00\x01\x02",
-        "it is a binary trace of Perfetto: traceconv",
-    ),
-    "t.hatchet": (b'[{"children": [], "frame": {"name": "ROOT"}, "metrics": {}}, {}]', "it is a Hatchet profile"),
-    "ort.json": (
-        b'[\n{"cat" : "Session","pid" :1,"tid" :2,"dur" :3,"ts" :4,"ph" : "X","name" :"init","args" : {}}\n]',
-        "it is a profile of ONNX Runtime",
-    ),
-    "trt.json": (
-        b'[\n  { "count" : 340 }\n, { "name" : "conv1" }\n]',
-        "it is a profile of TensorRT",
-    ),
-    "times.json": (b'[\n  { "startH2dMs" : 1.5, "endH2dMs" : 1.6 }\n]', "it is a profile of TensorRT"),
     "et.json": (
         b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 5, "time": "2026", "start_ts": 1,\n  "nodes": [\n',
         "it is an execution trace",
@@ -140,6 +151,25 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "s.qdstrm": (b"\1\2\3", "it is a raw recording of Nsight Systems"),
     "s.pickle": (pickle.dumps({"segments": []}), "which instrument memory reads"),
     "s.json.gz": (gzip.compress(pickle.dumps([])), "which instrument memory reads"),
+    "old.pt": (
+        b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M",
+        "it is a checkpoint, as older versions of torch.save",
+    ),
+    "m.safetensors": (b'\x40\0\0\0\0\0\0\0{"w":{"dtype":"F32"}}', "it is a file of safetensors"),
+    "m.gguf": (b"GGUF\3\0\0\0", "it is a model in GGUF"),
+    "picture.json": (b"\x89PNG\r\n", "it is a picture"),
+    "paper.json": (b"%PDF-1.7", "it is a PDF"),
+    "python": (b"\x7fELF\2\1", "it is a program"),
+    "perf.data": (b"PERFILE2h", "it is a recording of Linux perf"),
+    "table.txt": (
+        b"-" * 25 + b"  " + b"-" * 12 + b"\n      Name    Self CPU %\n",
+        "a printed table of torch.profiler",
+    ),
+    "metrics.json": (
+        b'{"epoch": 3, "loss": [1]}',
+        'it has no array of "traceEvents", but "epoch", "loss": give a trace',
+    ),
+    "other.db": (b"", "it is empty"),
     "a.npy": (b"\x93NUMPY\x01\x00v", "it is a NumPy array"),
     "a.parquet": (b"PAR1\x15\x04", "it is a Parquet file"),
     "a.json": (b"", "it is empty"),
@@ -162,6 +192,96 @@ def test_what_a_file_is(tmp_path: Path, name: str) -> None:
     assert len(caught.value.reason) < 230
     shown = CliRunner().invoke(app, ["summarize", str(path)])
     assert (shown.exit_code, said in " ".join(shown.output.split())) == (1, True)
+
+
+@pytest.mark.parametrize("content", [tarred("w:gz", **RANKS), zipped(**RANKS, **{"run/settings.json": b"{}"})])
+def test_an_archive_of_ranks(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traces of an archive are the ranks of a job, and commands show them; the copies go with the traces."""
+    path = tmp_path / "ranks.zip"
+    path.write_bytes(content)
+    copies = tmp_path / "copies"
+    copies.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    traces = read_traces(path)
+    assert (traces.ranks, traces.world_size, traces.failed) == ([0, 1], 2, {})
+    assert [trace.path for trace in traces.values()] == [path / name for name in RANKS]
+    assert traces[1].args(traces[1].operators, 0) == {"a": 1}
+    with pytest.raises(TraceError, match="it holds the traces of 2 ranks, which read_traces reads"):
+        read_trace(path)
+    assert CliRunner().invoke(app, ["diagnose", str(path)]).exit_code == 0
+    del traces
+    gc.collect()
+    assert not list(copies.iterdir())
+
+
+def test_one_trace_beside_settings(tmp_path: Path) -> None:
+    """JSON of another kind in an archive is no second trace."""
+    path = tmp_path / "issue.zip"
+    path.write_bytes(zipped(**{"t.json": TRACE, "config.json": b'{"lr": 1}'}))
+    assert (read_trace(path).path, len(read_trace(path).operators)) == (path, 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../out.json", "/tmp/out.json", "..\\out.json", "a/../../out.json", "C:/out.json"]
+)
+def test_members_that_point_elsewhere(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No member of an archive is written outside of the folder of its copy."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    path = tmp_path / "t.zip"
+    path.write_bytes(zipped(**{name: TRACE}))
+    trace = read_trace(path)
+    assert len(trace.operators) == 1
+    assert sorted(tmp_path.iterdir()) == [path, folder]
+    assert not Path("/tmp/out.json").exists()
+    assert all(file.parent.parent == folder or file.is_relative_to(folder) for file in folder.rglob("*"))
+
+
+def test_an_encrypted_archive(tmp_path: Path) -> None:
+    """An archive with a password says that it is encrypted."""
+    content = bytearray(zipped(**{"t.json": TRACE}))
+    for magic, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        content[content.index(magic) + at] |= 1
+    path = tmp_path / "t.zip"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match="encrypted, password required"):
+        read_trace(path)
+
+
+def test_zstandard(tmp_path: Path) -> None:
+    """A trace that is compressed with Zstandard, also in several frames; damage is said."""
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.compress(TRACE[:20]) + zstandard.compress(TRACE[20:])
+    path = tmp_path / "t.json.zst"
+    path.write_bytes(packed)
+    assert read_trace(path).operators.duration_ns.tolist() == [7000]
+    path.write_bytes(packed[:12] + b"damaged" + packed[12:])
+    with pytest.raises(TraceError, match="it cannot be unpacked"):
+        read_trace(path)
+
+
+def test_without_a_package_for_zstandard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package, the error says which command installs it."""
+    for name in ("compression", "zstandard"):
+        monkeypatch.setitem(sys.modules, name, None)
+    path = tmp_path / "t.json.zst"
+    path.write_bytes(b"\x28\xb5\x2f\xfd\x04\x00")
+    with pytest.raises(
+        TraceError, match=r"pip install 'torch-instrument\[zstd\]'; or unpack it first, with zstd -d"
+    ):
+        read_trace(path)
+
+
+def test_databases_of_other_programs(tmp_path: Path) -> None:
+    """A database of another program is named by its tables."""
+    path = tmp_path / "mlflow.db"
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("CREATE TABLE experiments(id)")
+    with pytest.raises(
+        TraceError, match="an SQLite database with the tables experiments, and none of Nsight Systems"
+    ):
+        read_trace(path)
 
 
 def test_an_archive_that_holds_itself(tmp_path: Path) -> None:

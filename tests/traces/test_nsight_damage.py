@@ -142,7 +142,7 @@ def test_other_databases(tmp_path: Path) -> None:
     for statement in ("PRAGMA user_version = 1", "CREATE TABLE bookmarks (id)"):
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(statement)
-        with pytest.raises(TraceError, match="without any table of Nsight Systems"):
+        with pytest.raises(TraceError, match="and none of Nsight Systems or rocprofv3"):
             read_nsight(path)
 
 

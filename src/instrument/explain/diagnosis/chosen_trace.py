@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...base.errors import TraceError
 from ...base.run_folder import entries_of, entry_of, existing, last_snapshots, last_window, snapshots_of
 from ...base.units import counted
-from ...read.jobs.formats import IS_PICKLE
+from ...read.jobs.kinds import IS_PICKLE
 from ...read.jobs.ranks import TraceSet, set_of
 from ...read.jobs.read import check_ranks_path, read_contents
 from ...read.jobs.trace_files import FoundFiles, find_trace_files, rank_from_name

@@ -1,33 +1,29 @@
-"""Reads traces: finds out from the content of a file which profiler wrote it, and picks the reader."""
+"""Reads traces: of one process, of the ranks of a job, of archives and streams, and what is kept of each rank."""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
+import shutil
 import stat
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from ...base.errors import TraceError
-from ...base.imports import import_without_drawing
-from ...base.printable import printable
 from ...base.trace_marks import MACHINE, MERGE
-from ..kineto.kineto import read_kineto_ranks
 from ..kineto.text import file_blocks, read_head
 from ..measures.region_steps import steps_from_regions, with_steps
-from ..profilers.ascend import is_ascend, read_ascend
-from ..profilers.database import is_database, open_database
 from ..tables.intervals import clip, merge_overlaps, total_ns
 from ..tables.lanes import map_unique
 from ..tables.steps import span, whole_window
@@ -35,13 +31,12 @@ from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, TooLarg
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
 from .align import collective_kernels
-from .formats import foreign_format, unpack
+from .archives import is_packed, unpack
+from .kinds import kind_of
 from .ranks import TraceSet, read_ranks
-from .trace_files import Paths
+from .trace_files import Paths, find_trace_files
 from .transfers import Transfers, transfers_of
 
-_DATABASES = (".sqlite", ".db")
-_REPORTS = (".nsys-rep", ".qdrep")
 _HEAD_BYTES = 1 << 16
 _MOST_LAYERS = 3  # of archives and compression; an archive may hold itself
 
@@ -49,9 +44,8 @@ _MOST_LAYERS = 3  # of archives and compression; an archive may hold itself
 def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
     """Read the trace of one process.
 
-    Kineto JSON of torch.profiler, plain or gzip, damaged files included; reports of Nsight Systems, ``.sqlite``
-    or ``.nsys-rep``; JSON and databases of rocprofv3. `Trace.lost` says which parts of the file could not be
-    read. `read_traces` reads the ranks of a job.
+    `kinds.READ` lists what is read, damaged files included; a file may be packed. `Trace.lost` says which parts of
+    the file could not be read. `read_traces` reads the ranks of a job.
 
     Args:
         path: a file, or "-" for standard input.
@@ -170,108 +164,72 @@ def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
 
 def _read_file(path: Path, layers: int) -> Trace | TraceSet:
     if str(path) == "-":
-        return _read_copy(path, file_blocks(sys.stdin.buffer), "", layers)
+        return _read_copies(path, partial(_copied_stream, sys.stdin.buffer), layers)
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
-            return _read_copy(path, file_blocks(source), "", layers)
+            return _read_copies(path, partial(_copied_stream, source), layers)
     head = read_head(path, _HEAD_BYTES)
-    if is_database(path):
-        return _read_database(path)
-    if layers and (inside := unpack(path, head)):
-        name, blocks = inside
-        return _read_copy(path, blocks, name, layers - 1)
-    if foreign := foreign_format(path, head):
-        raise TraceError(path, foreign)
-    if path.suffix in _DATABASES and not head.lstrip().startswith((b"{", b"[")):
-        raise TraceError(path, "it is empty" if not head else "it is not an SQLite database")
-    if path.suffix in _REPORTS:
-        from ..profilers.nsight import read_nsight
-
-        return read_nsight(path)
-    if b'"rocprofiler-sdk-tool"' in head and b'"traceEvents"' not in head:
-        from ..profilers.rocprof import read_rocprof
-
-        return read_rocprof(path)
-    if is_ascend(path, head):
-        with suppress(TraceError):  # a damaged file is read below, without the work of the NPU
-            return read_ascend(path)
-    with progress_bar(path) as advance:
-        traces = read_kineto_ranks(path, advance)
+    if layers and is_packed(head):
+        return _read_copies(path, partial(unpack, path, head), layers - 1)
+    kind = kind_of(path, head)
+    if kind.read is None:
+        raise TraceError(path, kind.text)
+    traces = kind.read(path)
     return traces[0] if len(traces) == 1 else TraceSet({trace.rank or 0: trace for trace in traces})
 
 
-def _read_database(path: Path) -> Trace:
-    from ..profilers.nsight import read_nsight
-    from ..profilers.rocpd import read_rocpd
-
-    with open_database(path) as database:
-        query = "SELECT count(*) FROM sqlite_master WHERE name LIKE 'rocpd%'"
-        (rocpd_tables,) = database.execute(query).fetchone()
-    return read_rocpd(path) if rocpd_tables else read_nsight(path)
+def _copied_stream(source: IO[bytes], folder: Path) -> list[Path]:
+    file = folder / "copy.trace"
+    with file.open("wb") as copy:
+        copy.writelines(file_blocks(source))
+    return [file]
 
 
-def _read_copy(path: Path, blocks: Iterator[bytes], name: str, layers: int) -> Trace | TraceSet:
-    """Read a copy of what is not a plain file; `Trace.args` needs the copy, which is removed with the traces.
+def _read_copies(path: Path, copy: Callable[[Path], list[Path]], layers: int) -> Trace | TraceSet:
+    """Read copies of what a file holds; `Trace.args` needs a copy, which is removed with its trace.
 
     Args:
         path: where the content comes from.
-        blocks: the content.
-        name: a file name, whose suffix may say what the content is.
+        copy: writes the files into a folder, and returns them.
         layers: as in `read_contents`.
     """
-    suffix = "".join(Path(name).suffixes[-2:]) or ".trace"
-    with tempfile.NamedTemporaryFile(prefix="instrument-", suffix=suffix, delete=False) as copy:
-        spool = Path(copy.name)
-        try:
-            copy.writelines(blocks)
-            copy.close()
-            contents = read_contents(spool, layers)
-        except BaseException as error:
-            spool.unlink(missing_ok=True)
-            if isinstance(error, TraceError):
-                raise TraceError(path, error.reason) from None
-            raise
-    traces = [contents] if isinstance(contents, Trace) else list(contents.values())
-    for trace in traces:
-        trace.path = path
-    # Copies of the traces share what looks up their arguments, and so do the ranks in one file.
-    weakref.finalize(traces[0].look_up, spool.unlink, missing_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="instrument-"))
+    try:
+        files = copy(folder)
+        if len(files) > 1:
+            files = find_trace_files(folder).files
+        contents = read_contents(files[0], layers) if len(files) == 1 else read_ranks(folder, read_file)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, TraceError):
+            raise TraceError(path, error.reason) from None
+        raise
+    base, needed = files[0] if len(files) == 1 else folder, set()
+    for trace in [contents] if isinstance(contents, Trace) else contents.values():
+        if trace.look_up is not None:  # copies of a trace share it, and so do the ranks in one file
+            weakref.finalize(trace.look_up, _remove, trace.path, folder)
+            needed.add(trace.path)
+        trace.path = path / trace.path.relative_to(base)
+    for file in [file for file in folder.rglob("*") if file.is_file() and file not in needed]:
+        _remove(file, folder)
+    if isinstance(contents, TraceSet):
+        for reasons in (contents.failed, contents.left_out):
+            named = {path / file.relative_to(base): reason for file, reason in reasons.items()}
+            reasons.clear()
+            reasons.update(named)
     return contents
 
 
+def _remove(file: Path, folder: Path) -> None:
+    """Remove a file below a folder, and the folders that are then empty."""
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
+        for parent in file.parents:
+            if parent.is_relative_to(folder):
+                parent.rmdir()
+
+
 _OF_GLOO = re.compile("^gloo:(?!send|recv)")
-_MIN_BYTES = 100_000_000  # bytes; smaller files take about a second
-watching: ContextVar[Callable[[int, int], None] | None] = ContextVar("watching", default=None)
-"""What is called instead of a bar, with the bytes read and the size of the file; it may raise an error."""
-
-
-@contextmanager
-def progress_bar(path: Path) -> Iterator[Callable[[int], None]]:
-    """Yield a function that takes the number of bytes read: it calls `watching`, or moves a bar at a terminal."""
-    size = path.stat().st_size
-    if watch := watching.get():
-        yield lambda read: watch(read, size)
-        return
-    if size < _MIN_BYTES or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda read: None
-        return
-    try:
-        import_without_drawing("rich.style")
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-    except ImportError:  # a program may have a module of that name
-        yield lambda read: None
-        return
-    columns = (
-        TextColumn("reading {task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False) as bar:
-        task = bar.add_task(printable(path.name), total=size)
-        yield lambda read: bar.advance(task, read)
 
 
 @dataclass

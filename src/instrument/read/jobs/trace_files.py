@@ -17,9 +17,7 @@ from ...base.errors import TraceError
 from ...base.run_folder import BLACK_BOX, DIAGNOSIS, without_files
 from ...base.units import counted, natural_key
 from ..kineto.text import GZIP, read_head
-
-SUFFIXES = (".json", ".json.gz", ".sqlite", ".nsys-rep", ".db")
-"""The suffixes of trace files in a folder."""
+from .kinds import SUFFIXES
 
 MERGED_MARK = "instrument_merged"
 """A key at the beginning of merged traces, which are not read with the ranks."""
@@ -43,12 +41,13 @@ _NAMED = [
         r"(?:^|[-_.])(?:trace|traces|profile|report|gpu|device|local_rank)[-_]?(\d{1,3})$",
     )
 ]
+_SUFFIX = re.compile(rf"(\.pt)?(\.trace)?({'|'.join(map(re.escape, SUFFIXES))})$")
 _FOLDER = re.compile(r"^rank[-_=]?(\d{1,6})$", re.IGNORECASE)
 
 
 def rank_from_name(path: Path) -> int | None:
     """Return the rank in the name of a file or of its folder; None if neither has one."""
-    stem = re.sub(r"(\.pt)?(\.trace)?(\.json|\.json\.gz|\.sqlite|\.nsys-rep|\.db)$", "", path.name)
+    stem = _SUFFIX.sub("", path.name)
     for pattern in _NAMED:
         if match := pattern.search(stem):
             return int(match[1])

@@ -20,6 +20,8 @@ from .text import BLOCK, json_object, read_blocks
 
 _EVENTS = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*\[(?=\s*(?:\]|\{\s*"' + KEYS + rb'"\s*:))|"traceEvents"\s*:\s*\[')
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")  # the decoder's message at the end of the array
+_KEY = re.compile(rb'"([^"\\\x00-\x1f]{1,40})"\s*:')
+_KEYS_IN = 1 << 12  # bytes
 _COMMA = b", \t\r\n"
 _MAX_EVENT_BYTES = 1 << 24  # bytes of one event, and of the parts before and after the events
 _BOUNDARY_SEARCH_BYTES = 1 << 16
@@ -142,7 +144,9 @@ def _no_events_reason(text: bytes) -> str:
         return "it is empty"
     if not text.strip(b"\0"):
         return "it has nothing but zero bytes"
-    what = 'it has no array of "traceEvents"'
+    keys = dict.fromkeys(key.decode("utf-8", "replace") for key in _KEY.findall(text[:_KEYS_IN]))
+    but = ", but " + ", ".join(f'"{key}"' for key in list(keys)[:3])
+    what = f'it has no array of "traceEvents"{but * bool(keys and "traceEvents" not in keys)}'
     if text.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] not in (b"{", b"["):
         what = "it is a binary file of an unknown kind" if b"\0" in text else "it is a text file, and no JSON"
     return f"{what}: give a trace that torch.profiler, Nsight Systems or rocprofv3 wrote"

@@ -92,16 +92,12 @@ def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:
             yield block
 
 
-def limit_ratio(path: Path, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield what a file unpacks to, as long as a trace may unpack to so much; see `read_blocks`."""
-    unpacked, size = 0, path.stat().st_size
-    for block in blocks:
-        unpacked += len(block)
-        _check_ratio(path, unpacked, size)
-        yield block
+def check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    """Check that a trace may unpack from so many bytes to so many.
 
-
-def _check_ratio(path: Path, unpacked: int, packed: int) -> None:
+    Raises:
+        TraceError: it unpacks to more than 256 MiB and 200 times its size, which no trace does.
+    """
     if unpacked > max(_BOMB_BYTES, _MAX_COMPRESSION_RATIO * packed):
         raise TraceError(
             path, f"it unpacks to more than {_MAX_COMPRESSION_RATIO} times its size, which no trace does"
@@ -127,7 +123,7 @@ def _unpacked(path: Path, parts: Iterator[bytes], lost: ReadLosses) -> Iterator[
             lost.add(reason, size=len(data) + sum(map(len, parts)))
             return
         unpacked += len(text)
-        _check_ratio(path, unpacked, packed)
+        check_ratio(path, unpacked, packed)
         if text:
             yield text
         inside = not unpacker.eof

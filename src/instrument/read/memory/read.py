@@ -14,7 +14,7 @@ import numpy as np
 from ...base.errors import TraceError
 from ...base.run_folder import entries_of, last_snapshots
 from ...base.units import listed
-from ..jobs.formats import foreign_format, is_pickle
+from ..jobs.kinds import is_pickle, kind_of
 from ..jobs.trace_files import but_pickles, rank_from_name
 from ..tables.table import Array, Interner, Strings, Table, TooLargeError
 from .pickled_data import DataReader, PickleError
@@ -116,9 +116,9 @@ def read_memory(path: str | os.PathLike[str]) -> MemorySnapshot:
         raise TraceError(path, "it is not a regular file, which read_memory reads; save the snapshot to one first")
     with path.open("rb") as file:
         if not is_pickle(head := file.peek(2)):
-            trace = "it is JSON, such as a trace, which instrument diagnose reads" * head.startswith((b"{", b"["))
-            said = foreign_format(path, head) or trace
-            more = f"; {said}" if said else ""
+            kind, json = kind_of(path, head), head.startswith((b"{", b"["))
+            trace = "it is JSON, such as a trace, which instrument diagnose reads" if json else ""
+            more = f"; {said}" if (said := trace if kind.read else kind.text) else ""
             raise TraceError(path, f"it is not a pickle, the format in which torch writes memory snapshots{more}")
         events = _Events()
         try:

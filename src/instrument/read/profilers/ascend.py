@@ -74,10 +74,8 @@ class _NameArgs(Struct, gc=False):
 _decode = msgspec.json.Decoder(list[_Event]).decode
 
 
-def is_ascend(path: Path, head: bytes) -> bool:
-    """Return whether a plain JSON file is an array of events that name an Ascend NPU."""
-    if not head.lstrip().startswith(b"["):
-        return False
+def names_ascend(path: Path) -> bool:
+    """Return whether a file, which is not empty, names an Ascend NPU anywhere."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         return text.find(HARDWARE) >= 0
 

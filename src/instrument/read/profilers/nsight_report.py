@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -218,7 +220,8 @@ def open_report(path: Path) -> Iterator[NsightReport]:
             raise TraceError(path, "not an SQLite database")
         report = NsightReport(stack.enter_context(open_database(path, database)), database)
         if not any(name.startswith(_KNOWN_TABLES) for name in report.tables):
-            raise TraceError(path, "an SQLite database without any table of Nsight Systems")
+            named = f"the tables {', '.join(islice(report.tables, 3))}" if report.tables else "no table"
+            raise TraceError(path, f"an SQLite database with {named}, and none of Nsight Systems or rocprofv3")
         yield report
 
 
@@ -238,8 +241,15 @@ def _export(path: Path, folder: str) -> Path:
         raise TraceError(path, f"nsys export took more than {_EXPORT_SECONDS} s") from None
     if done.returncode or not database.exists():
         said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace").splitlines()
-        raise TraceError(path, f"nsys export failed: {said[-1] if said else f'exit code {done.returncode}'}")
+        failed = f"nsys export failed: {said[-1] if said else f'exit code {done.returncode}'}"
+        newer = f"Export a report of a newer version than the nsys here ({_version(nsys)}) where it was recorded"
+        raise TraceError(path, f"{failed}. {newer}: nsys export --type sqlite {path.name}")
     return database
+
+
+def _version(nsys: str) -> str:
+    done = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=_EXPORT_SECONDS)
+    return match[0] if (match := re.search(r"\d+\.\d+[\d.]*", done.stdout)) else "of an unknown version"
 
 
 def _quoted(name: str) -> str:

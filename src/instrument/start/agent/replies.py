@@ -14,7 +14,7 @@ from mcp_types import CallToolResult, TextContent
 from pydantic import BaseModel
 
 from ...base.errors import TraceError
-from ...read.jobs.read import watching
+from ...read.jobs.progress import watching
 from .answers import fitted, plain, text_of
 from .folders import RefusedError, ServedFolders
 from .kept import Request
