@@ -140,6 +140,9 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     ),
     "page.sqlite": (b"<html><head>", "it is an HTML page"),
     "denied.json": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "it is XML"),
+    "t.hatchet": (b'[{"children": [], "frame": {"name": "ROOT"}, "metrics": {}}, {}]', "it is a Hatchet profile"),
+    "trt.json": (b'[\n  { "count" : 340 }\n, { "name" : "conv1" }\n]', "it is a profile of TensorRT"),
+    "times.json": (b'[\n  { "startH2dMs" : 1.5, "endH2dMs" : 1.6 }\n]', "it is a profile of TensorRT"),
     "et.json": (
         b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 5, "time": "2026", "start_ts": 1,\n  "nodes": [\n',
         "it is an execution trace",

@@ -70,6 +70,9 @@ def test_installed_version(tmp_path: Path) -> None:
     run(python(program(PROGRAM, tmp_path), [str(tmp_path / "out")]), dict(os.environ))
     (path,) = (tmp_path / "out").rglob("*.trace.json.gz")
     check(read_trace(path))
+    pytest.importorskip("google.protobuf")
+    (path,) = (tmp_path / "out").rglob("*.xplane.pb")
+    check(read_trace(path))
 
 
 def named(kind: str, pid: int, tid: int, name: str) -> Event:

@@ -96,11 +96,12 @@ def _is_compile_log(_: Path, head: bytes) -> bool:
 
 
 CHROME = Kind(
-    "torch.profiler, since 2021; JAX, Composer, Horovod and others that write Chrome's format",
+    "torch.profiler, since 2021; in the same format JAX, Composer, Horovod, VizTracer, ONNX Runtime, `ray timeline`",
     (".json", ".json.gz"),
     None,
     _read_chrome,
-    "operators, regions, steps, Python frames, calls of the runtime, GPU work, memory, counters; also if damaged",
+    "operators, regions, steps, Python frames, calls of the runtime, GPU work, memory, counters, also if damaged; "
+    "the events of other tools as regions",
 )
 """What any other JSON is taken for."""
 
@@ -126,6 +127,16 @@ READ = (
         _begins(rb'(?=.*"rocprofiler-sdk-tool")(?!.*"traceEvents")'),
         _one("profilers.rocprof.read_rocprof"),
         "ranges of rocTX, calls of the runtime, GPU work, counters",
+    ),
+    Kind(
+        "JAX and TensorFlow, with protobuf (`pip install 'torch-instrument[xplane]'`)",
+        (".xplane.pb",),
+        _begins(
+            rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:\x08[\x80-\xff]{0,9}[\0-\x7f])?\x12[\0-\x7f]"
+            rb"(?:/host:|/device:|Task |Host )"
+        ),
+        _one("profilers.xplane.read_xplane"),
+        "annotations, steps, Python frames, calls of the runtime, operations on the CPU, work of GPUs and TPUs",
     ),
     Kind("torch_npu", (".json",), _is_ascend, _read_ascend, "operators, regions, calls of CANN, work of the NPU"),
 )
@@ -242,6 +253,24 @@ OTHERS = (
         "give the trace that torch.profiler wrote in the same run",
         rb"\s*\{(?=.{0,2000}\"nodes\"\s*:).{0,2000}?\"schema\"\s*:\s*\"\d",
         ".et",
+    ),
+    _other(
+        "a Hatchet profile, as Triton's Proton writes, which has sums and no timeline",
+        'proton-viewer shows it; Proton writes a trace with data="trace"',
+        rb"\s*\[\s*\{\s*\"(?:children|frame|metrics)\"\s*:",
+    ),
+    _other(
+        "a profile of TensorRT, which has times of layers and no timeline",
+        "record the program with nsys profile",
+        rb"\s*\[\s*\{\s*\"(?:count\"\s*:\s*\d+\s*\}|startH2dMs\"|name\"[^{}]{0,2000}\"(?:timeMs|averageMs)\")",
+    ),
+    _other(
+        "a binary trace of Perfetto",
+        "traceconv json FILE makes JSON of it; torch.profiler's export_chrome_trace writes JSON",
+        # a packet with one of the fields that begin packets, which no text has here
+        rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:[\x38\x40\x50\x58\x62\x68]|[\x80-\xff][\x01-\x0f])(?=.{0,400}[\0-\x08])",
+        ".pftrace",
+        ".perfetto-trace",
     ),
     _other(
         "a profile for speedscope, which has no GPU work",

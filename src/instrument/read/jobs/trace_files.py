@@ -212,8 +212,12 @@ def _with_trace_suffix(paths: Iterable[Path]) -> list[Path]:
 def _traces(paths: Iterable[Path]) -> list[Path]:
     own = (path for path in paths if not path.name.startswith(".") and not path.name.endswith(_BESIDE))
     files = set(filter(_could_be_trace, own))
-    # nsys writes the .sqlite of a report beside it
+    # nsys writes the .sqlite of a report beside it, and JAX both of these, of which the first needs protobuf
     twins = {path.with_suffix(".nsys-rep") for path in files if path.suffix == ".sqlite"}
+    jax = ".trace.json.gz"
+    twins |= {
+        path.with_name(f"{path.name.removesuffix(jax)}.xplane.pb") for path in files if path.match(f"*{jax}")
+    }
     return _natural_order(files - twins)
 
 

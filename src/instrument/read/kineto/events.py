@@ -59,7 +59,7 @@ def close_ranges(parts: Sequence[Mapping[str, Array]], tables: Tables, texts: li
         kept = ~ours
         kept[ours] = rows >= 0
         tables[name] = {column: values[kept] for column, values in columns.items()}
-    _take_others(tables, np.unique(every["thread"][begins]))
+    take_others(tables, np.unique(every["thread"][begins]))
 
 
 def _pair(every: dict[str, Array]) -> tuple[Array, Array, Array]:
@@ -92,16 +92,21 @@ def _say(lost: ReadLosses, lacks: str, names: Iterable[str]) -> None:
         lost.add(f"ranges with {lacks}: {which}", events=len(names))
 
 
-def _take_others(tables: Tables, threads: Array) -> None:
-    others, regions = tables.get("others"), tables.get("regions")
-    if others is None or regions is None:
+def take_others(tables: Tables, threads: Array) -> None:
+    """Make regions of the events without a known category that last, on some threads."""
+    others = tables.get("others")
+    if others is None:
         return
     ours = (others["duration_ns"] > 0) & np.isin(others["thread"], threads)
+    regions = tables.get("regions") or {name: others[name][:0] for name in _OF_REGIONS}
     tables["regions"] = {
         name: np.concatenate((column, others[name][ours] if name in others else np.full(ours.sum(), -1)))
         for name, column in regions.items()
     }
     tables["others"] = {name: column[~ours] for name, column in others.items()}
+
+
+_OF_REGIONS = ("event", "thread", "start_ns", "duration_ns", "name")
 
 
 # The tables of complete events by category. Some categories had other names in 2021.

@@ -34,7 +34,7 @@ from ..tables.notes import (
 from ..tables.table import KERNEL, MEMCPY, MEMSET, Array, Strings, Tables, natural
 from ..tables.trace import Device, ReadLosses, Thread, Trace, UnreadDevice
 from .chunks import EventChunks, EventIndex
-from .events import Collector, close_ranges
+from .events import Collector, close_ranges, take_others
 from .salvage import metadata
 from .text import event_limit, read_blocks, text_limit
 
@@ -43,6 +43,7 @@ HOST = "/host:CPU"
 
 _DEVICE = re.compile(r"^/device:\w+:(\d+)")
 _STREAM = re.compile(r"^Stream #(\d+)")
+_TPU_LANES = {"XLA Ops": 0, "Async XLA Ops": 1}
 _XLA_THREAD = re.compile(r"^tf_")
 _FRAME = re.compile(r"^\$(.*):(\d+) (.*)$")  # "$train.py:12 main"
 # Calls inside of JAX and XLA, which nobody named for a person.
@@ -87,7 +88,7 @@ def sort_events(
         return column
 
     device = on_threads(lambda thread: _number(_DEVICE, processes.get(thread.process, "")))
-    stream = on_threads(lambda thread: _number(_STREAM, thread.name))
+    stream = on_threads(lambda thread: _stream(thread.name, processes.get(thread.process, "")))
     host = on_threads(lambda thread: processes.get(thread.process) == HOST) > 0
     library = on_threads(lambda thread: _XLA_THREAD.match(thread.name) is not None) > 0
     internal, launches = named(_INTERNAL.search), named(_RUNTIME.match)
@@ -113,6 +114,11 @@ def sort_events(
     columns["others"] = {name: column[left] for name, column in others.items()}
 
 
+def _stream(lane: str, process: str) -> int:
+    """Return the number of a stream of a GPU, or of a lane of a TPU that has its work; -1 for derived lanes."""
+    return _TPU_LANES.get(lane, -1) if ":TPU:" in process else _number(_STREAM, lane)
+
+
 def _number(pattern: re.Pattern[str], text: str) -> int:
     """Return the number in a name, or -1."""
     match = pattern.match(text)
@@ -122,6 +128,7 @@ def _number(pattern: re.Pattern[str], text: str) -> int:
 _BRACKETS = re.compile(r"^\[([^\]]{1,60})\]")  # "[TP00-DP01] 4000", as SGLang writes
 _RANK = re.compile(r"(?<![a-z])(?:rank|worker|[tpdec]p)[-_ =:]?\d{1,6}(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,6}")
+_OF_TORCH = ("operators", "regions", "frames", "runtime", "gpu_regions", "syncs", "memory")
 _OF_PROGRAMS = ("operators", "regions", "runtime", "gpu")
 
 
@@ -262,6 +269,7 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
         devices = _devices_of_ranks(number_gpus(columns, processes, merged), merged)
     else:
         threads_of = ranks_in(columns, processes, collector.processes, collector.strings)
+    _take_unknown(columns, [collector.processes.get(process, "") for process in processes], collector.strings)
     trace_of = partial(_trace, path, collector, devices, about, lost, chunks.index)
     if not threads_of:
         said = (natural(distributed.get(name)) for name in ("rank", "world_size"))
@@ -302,12 +310,17 @@ def _trace(
         look_up=look_up,
     )
     if not (jax and trace.gpu):  # beside the streams of a device, JAX shows lanes that it derives from them
-        trace.unread_devices = _unread_devices(trace, collector.processes)
+        trace.unread_devices = unread_devices(trace, collector.processes)
     return trace
 
 
-def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
-    """Return the devices with events of unknown categories, or any process if no event has a known one."""
+def unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, UnreadDevice]:
+    """Return the devices with events of unknown categories, or any process if no event has a known one.
+
+    Args:
+        trace: the trace.
+        processes: the name of each process.
+    """
     others = trace.others.where((trace.others.duration_ns > 0) & ~trace.others.matching("category", _OF_PROFILER))
     anything = trace.operators or trace.regions or trace.gpu
     names = [processes.get(thread.process, "") for thread in trace.threads]
@@ -320,6 +333,23 @@ def _unread_devices(trace: Trace, processes: Mapping[Any, str]) -> dict[str, Unr
                 busy = merge_overlaps(rows.start_ns, rows.end_ns)
                 unread[name or "an unnamed process"] = UnreadDevice(len(rows), total_ns(busy))
     return unread
+
+
+def _take_unknown(columns: Tables, names: Sequence[str], strings: Strings) -> None:
+    """Take the events of the program as regions, where a tool wrote them that this library does not know.
+
+    Args:
+        columns: the columns of the tables, changed in place.
+        names: the name of the process of each thread.
+        strings: the numbers of the strings in the columns.
+    """
+    if HOST in names or "others" not in columns or not columns.keys().isdisjoint(_OF_TORCH):
+        return
+    own = [strings[category] for category in ("trace", "overhead")]
+    if not np.isin(columns["others"]["category"], own).any():
+        take_others(
+            columns, np.array([row for row, name in enumerate(names) if not DEVICE.search(name)], np.int64)
+        )
 
 
 def _devices_of_ranks(

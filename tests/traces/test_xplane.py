@@ -1,0 +1,134 @@
+"""XPlane files of JAX: hosts, GPUs and TPUs, and damaged ones."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from instrument.base.errors import TraceError
+from instrument.read.jobs.read import read_trace
+from instrument.read.profilers.protobuf_messages import PADDING, fields
+from instrument.read.tables.table import KERNEL, MEMCPY
+from tests.support.protobuf import message, varint
+
+Event = tuple[str, int, int, Mapping[str, int]]  # name, start and duration in us, stats
+
+
+def plane(name: str, lines: Mapping[str, list[Event]], **stats: int) -> bytes:
+    """Return a plane whose lines begin at 1 ms."""
+    names = {each[0]: number for number, each in enumerate((each for own in lines.values() for each in own), 7)}
+    keys = dict.fromkeys([*stats, *(key for own in lines.values() for each in own for key in each[3])])
+    number = {key: place for place, key in enumerate(keys, 300)}
+
+    def event(each: Event) -> bytes:
+        own = [(4, message((1, number[key]), (4, value))) for key, value in each[3].items()]
+        return message((1, names[each[0]]), (2, each[1] * 10**6), (3, each[2] * 10**6), *own)
+
+    return message(
+        (1, 2),
+        (2, name),
+        *((3, message((1, place), (2, lane), (3, 10**6), *((4, event(each)) for each in own)))
+          for place, (lane, own) in enumerate(lines.items())),
+        *((4, message((1, code), (2, message((1, code), (2, text))))) for text, code in names.items()),
+        *((5, message((1, code), (2, message((1, code), (2, text))))) for text, code in number.items()),
+        *((6, message((1, number[key]), (3, value))) for key, value in stats.items()),
+    )  # fmt: skip
+
+
+HOST = plane(
+    "/host:CPU",
+    {
+        "python": [
+            ("train", 0, 100, {"_r": 1, "step_num": 5}),
+            ("mine", 10, 80, {}),
+            ("$train.py:12 main", 1, 98, {}),
+        ],
+        "tf_XLATfrtGpuClient/1": [("hipModuleLaunchKernel", 12, 4, {"correlation_id": 900})],
+    },
+)
+GPU = plane(
+    "/device:GPU:1",
+    {
+        "Stream #14(Compute)": [("fusion_2", 20, 30, {"correlation_id": 900}), ("MemcpyH2D", 51, 5, {})],
+        "XLA Ops": [("fusion_2", 20, 30, {})],
+    },
+)
+TPU = plane("/device:TPU:0", {"Steps": [("5", 0, 90, {})], "XLA Ops": [("%fusion.1 = bf16[8]", 20, 30, {})]})
+ENVIRONMENT = plane("Task Environment", {}, profile_start_time=1_795_954_026_011_094_565)
+
+
+def written(folder: Path, *planes: bytes) -> Path:
+    path = folder / "vm.xplane.pb"
+    path.write_bytes(message(*((1, each) for each in planes)))
+    return path
+
+
+def test_host_and_gpu(tmp_path: Path) -> None:
+    """Steps, annotations, frames and launches of the host; work on the streams of a device, with its launch."""
+    trace = read_trace(written(tmp_path, HOST, GPU, ENVIRONMENT))
+    assert (trace.format, trace.epoch_ns, bool(trace.lost)) == ("jax", 1_795_954_026_011_094_565, False)
+    assert (trace.steps.number.tolist(), trace.steps.duration_ns.tolist()) == ([5], [100_000])
+    assert (trace.regions.text("name"), trace.regions.start_ns.tolist()) == (["mine"], [1_010_000])
+    assert trace.frames.text("name") == ["train.py(12): main"]
+    assert (trace.gpu.text("name"), trace.gpu.category.tolist()) == (["fusion_2", "MemcpyH2D"], [KERNEL, MEMCPY])
+    assert (trace.gpu.device.tolist(), trace.gpu.stream.tolist()) == ([1, 1], [14, 14])
+    assert [trace.runtime.text("name")[row] for row in trace.gpu.launch if row >= 0] == ["hipModuleLaunchKernel"]
+
+
+def test_tpu(tmp_path: Path) -> None:
+    """The operations of a TPU are its work; the lanes that are derived from them are not."""
+    trace = read_trace(written(tmp_path, TPU, HOST))
+    assert (trace.gpu.text("name"), trace.gpu.duration_ns.tolist()) == (["%fusion.1 = bf16[8]"], [30_000])
+    assert trace.unread_devices == {}
+
+
+def test_damage(tmp_path: Path) -> None:
+    """A file that is cut off, and one without an event."""
+    path = written(tmp_path, HOST, GPU)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(TraceError, match="it is cut off or damaged"):
+        read_trace(path)
+    assert len(read_trace(written(tmp_path, ENVIRONMENT)).others) == 0
+
+
+def test_without_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says which command installs it."""
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(TraceError, match=r"needs protobuf: pip install 'torch-instrument\[xplane\]'"):
+        read_trace(written(tmp_path, HOST))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_integers_of_any_length(seed: int) -> None:
+    """The fields of many messages are those that were written, up to the largest number."""
+    dice = np.random.default_rng(seed)
+    numbers = [int(dice.integers(0, 1 << int(dice.integers(1, 64)), dtype=np.uint64)) for _ in range(99)]
+    numbers += [0, 127, 128, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+    parts = [message((1, number), (300, b"text" * (number % 5)), (2, number // 3)) for number in numbers]
+    ends = np.cumsum([len(part) for part in parts])
+    data = np.frombuffer(b"".join(parts) + PADDING, np.uint8)
+    found = list(fields(data, ends - [len(part) for part in parts], ends))
+    assert [set(field.tolist()) for _, field, _, _ in found] == [{1}, {300}, {2}]
+    assert found[0][2].view(np.uint64).tolist() == numbers
+    assert found[1][3].tolist() == [4 * (number % 5) for number in numbers]
+    assert found[2][2].tolist() == [number // 3 for number in numbers]
+
+
+def test_any_bytes() -> None:
+    """Messages of random bytes end, within their bytes."""
+    dice = np.random.default_rng(0)
+    data = np.frombuffer(dice.bytes(30_000) + PADDING, np.uint8)
+    begins = np.arange(0, 30_000, 30)
+    for rows, _, value, size in fields(data, begins, begins + 30):
+        assert (size >= 0).all() and (value[size > 0] + size[size > 0] <= begins[rows[size > 0]] + 30).all()
+
+
+def test_varint() -> None:
+    """The test's own integers are those of the format: 300 has two bytes."""
+    assert varint(300) == b"\xac\x02"
