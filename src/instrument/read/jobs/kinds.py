@@ -96,7 +96,7 @@ def _is_compile_log(_: Path, head: bytes) -> bool:
 
 
 CHROME = Kind(
-    "torch.profiler, since 2021; in the same format JAX, Composer, Horovod, VizTracer, ONNX Runtime, `ray timeline`",
+    "torch.profiler, since 2021; in its format JAX, Composer, Horovod, VizTracer, ONNX Runtime, `ray timeline`",
     (".json", ".json.gz"),
     None,
     _read_chrome,
@@ -127,6 +127,13 @@ READ = (
         _begins(rb'(?=.*"rocprofiler-sdk-tool")(?!.*"traceEvents")'),
         _one("profilers.rocprof.read_rocprof"),
         "ranges of rocTX, calls of the runtime, GPU work, counters",
+    ),
+    Kind(
+        "rocprofv3",
+        ("_kernel_trace.csv",),
+        _begins(rb'(?:"Guid",)?"(?:Kind|Domain)",[^\n]*"Start_Timestamp"'),
+        _one("profilers.rocprof_csv.read_rocprof_csv"),
+        "ranges of rocTX, calls of the runtime and GPU work, of all files with this beginning of the name",
     ),
     Kind(
         "JAX and TensorFlow, with protobuf (`pip install 'torch-instrument[xplane]'`)",
@@ -271,6 +278,11 @@ OTHERS = (
         rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:[\x38\x40\x50\x58\x62\x68]|[\x80-\xff][\x01-\x0f])(?=.{0,400}[\0-\x08])",
         ".pftrace",
         ".perfetto-trace",
+    ),
+    _other(
+        "a table of sums of rocprofv3 --stats, which has no timeline",
+        "give the kernel_trace.csv beside it",
+        rb"\"Name\",\"Calls\",\"TotalDurationNs\"",
     ),
     _other(
         "a profile for speedscope, which has no GPU work",
