@@ -145,6 +145,17 @@ READ = (
         _one("profilers.xplane.read_xplane"),
         "annotations, steps, Python frames, calls of the runtime, operations on the CPU, work of GPUs and TPUs",
     ),
+    Kind(
+        "torch.profiler, since 2.14, and rocprofv3 for Perfetto; with protobuf, as above",
+        (".pftrace", ".pftrace.gz", ".perfetto-trace"),
+        # a packet with one of the fields that begin packets, which no text has here
+        _begins(
+            rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:[\x32\x38\x40\x50\x58\x62\x68]|[\x80-\xff][\x01-\x0f])"
+            rb"(?=.{0,400}[\0-\x08])"
+        ),
+        _one("profilers.perfetto.read_perfetto"),
+        "the slices of the program and of the GPU; not the render stages of the GPU",
+    ),
     Kind("torch_npu", (".json",), _is_ascend, _read_ascend, "operators, regions, calls of CANN, work of the NPU"),
 )
 """The kinds of which a `Trace` is made, as the documentation lists them."""
@@ -270,14 +281,6 @@ OTHERS = (
         "a profile of TensorRT, which has times of layers and no timeline",
         "record the program with nsys profile",
         rb"\s*\[\s*\{\s*\"(?:count\"\s*:\s*\d+\s*\}|startH2dMs\"|name\"[^{}]{0,2000}\"(?:timeMs|averageMs)\")",
-    ),
-    _other(
-        "a binary trace of Perfetto",
-        "traceconv json FILE makes JSON of it; torch.profiler's export_chrome_trace writes JSON",
-        # a packet with one of the fields that begin packets, which no text has here
-        rb"\n[\x80-\xff]{0,4}[\0-\x7f](?:[\x38\x40\x50\x58\x62\x68]|[\x80-\xff][\x01-\x0f])(?=.{0,400}[\0-\x08])",
-        ".pftrace",
-        ".perfetto-trace",
     ),
     _other(
         "a table of sums of rocprofv3 --stats, which has no timeline",

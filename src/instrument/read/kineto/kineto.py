@@ -7,7 +7,7 @@ which does not say whose it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -222,7 +222,9 @@ def read_kineto(path: Path, progress: Callable[[int], None] = lambda size: None)
     return traces[0]
 
 
-def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size: None) -> list[Trace]:
+def read_kineto_ranks(
+    path: Path, progress: Callable[[int], None] = lambda size: None, texts: Iterator[bytes] | None = None
+) -> list[Trace]:
     """Read a file, plain or gzip: an object with ``traceEvents``, or the bare array.
 
     Returns:
@@ -232,6 +234,7 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     Args:
         path: a file that can be read more than once.
         progress: called with the number of bytes of each part that is read.
+        texts: the text in blocks, where the file holds the same in another format.
 
     Raises:
         TraceError: the file holds no event.
@@ -239,7 +242,7 @@ def read_kineto_ranks(path: Path, progress: Callable[[int], None] = lambda size:
     """
     lost, collector = ReadLosses(), Collector(event_limit(path), text_limit(path))
     with path.open("rb") as file:
-        chunks = EventChunks(path, read_blocks(path, file, lost, progress), collector.take, lost)
+        chunks = EventChunks(path, texts or read_blocks(path, file, lost, progress), collector.take, lost)
         chunks.read()
     about: dict[str, Any] = {}
     if head := chunks.head.removeprefix(b"\xef\xbb\xbf").rstrip(b", \t\r\n"):

@@ -1,0 +1,137 @@
+"""Perfetto's binary traces, as torch.profiler and rocprofv3 write them."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("google.protobuf")
+
+from instrument.base.errors import TraceError
+from instrument.read.jobs.read import read_trace
+from tests.support.protobuf import message
+
+BASE = 1_795_954_026_000_000_000
+Args = dict[str, "int | str | list[int]"]
+Row = tuple[str, int, int, Args]  # name, begin and end in ns, arguments
+
+
+def packet(*fields: tuple[int, int | str | bytes]) -> bytes:
+    return message((1, message(*fields)))
+
+
+def thread(uuid: int, pid: int, tid: int, name: str) -> bytes:
+    return packet((60, message((1, uuid), (4, message((1, pid), (2, tid), (5, name))))))
+
+
+def annotation(name: str, value: int | str | list[int]) -> tuple[int, bytes]:
+    if isinstance(value, list):
+        return 4, message((10, name), *((12, message((4, each))) for each in value))
+    return 4, message((10, name), (4 if isinstance(value, int) else 6, value))
+
+
+def group(track: int, rows: Sequence[Row], names: Sequence[str], category: int = 0) -> bytes:
+    """Return slices as torch writes them: all begins, then all ends."""
+    out = b""
+    for name, begin, _, args in rows:
+        own = [annotation(*item) for item in args.items()]
+        kinds = [(3, category)] * bool(category)
+        event = message(*kinds, *own, (9, 1), (10, names.index(name) + 1), (11, track))
+        out += packet((8, BASE + begin), (10, 1), (11, event))
+    for _, _, end, _ in rows:
+        out += packet((8, BASE + end), (10, 1), (11, message((9, 2), (11, track))))
+    return out
+
+
+def torch_trace(categories: Sequence[str] = ()) -> bytes:
+    operators: list[Row] = [("ProfilerStep#3", 0, 9000, {}), ("aten::mm", 100, 4000, {"External id": 5})]
+    calls: list[Row] = [("cudaLaunchKernel", 300, 900, {"cbid": 211, "correlation": 7})]
+    sizes: Args = {"grid": [4, 2, 1], "block": [64, 1, 1]}
+    work: list[Row] = [
+        ("gemm", 2000, 3000, {"device": 0, "stream": 7, "correlation": 7} | sizes),
+        ("Memcpy HtoD (Pinned -> Device)", 3000, 3500, {"device": 0, "stream": 7, "bytes": 64, "correlation": 8}),
+    ]
+    names = [row[0] for row in [*operators, *calls, *work]]
+    interned = [(2, message((1, place), (2, name))) for place, name in enumerate(names, 1)]
+    interned += [(1, message((1, place), (2, name))) for place, name in enumerate(categories, 1)]
+    numbers = range(1, len(categories) + 1) if categories else [0] * 4
+    out = thread(1, 40, 41, "python") + thread(2, 0, 7, "stream 7")
+    out += packet((10, 1), (13, 1), (12, message(*interned)))
+    out += group(1, operators[:1], names, numbers[0]) + group(1, operators[1:], names, numbers[1])
+    return out + group(1, calls, names, numbers[2]) + group(2, work, names, numbers[3] if categories else 0)
+
+
+@pytest.mark.parametrize("categories", [(), ("user_annotation", "cpu_op", "cuda_runtime", "kernel")])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_torch(tmp_path: Path, categories: Sequence[str], pack: type[bytes]) -> None:
+    """Steps, operators, calls and GPU work with its launch, to the nanosecond; the file may be gzip."""
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(pack(torch_trace(categories)))
+    trace = read_trace(path)
+    assert (trace.epoch_ns, bool(trace.lost)) == (BASE, False)
+    assert (trace.steps.number.tolist(), trace.steps.duration_ns.tolist()) == ([3], [9000])
+    assert (trace.operators.text("name"), trace.operators.start_ns.tolist()) == (["aten::mm"], [100])
+    assert (trace.gpu.start_ns.tolist(), trace.gpu.duration_ns.tolist()) == ([2000, 3000], [1000, 500])
+    assert (trace.gpu.blocks.tolist()[0], trace.gpu.bytes.tolist()[1], trace.gpu.stream.tolist()) == (
+        8,
+        64,
+        [7, 7],
+    )
+    assert (trace.gpu.operator.tolist()[0], trace.gpu.launch.tolist(), trace.gpu.step.tolist()[0]) == (
+        0,
+        [0, -1],
+        0,
+    )
+    assert trace.threads[0].name == "python"
+    assert trace.args(trace.gpu, 0) == {}
+
+
+def slices(track: int, category: str, name: str, begin: int, end: int, **args: int | str) -> bytes:
+    """Return a slice as Perfetto's SDK writes it."""
+    own = [annotation(*item) for item in args.items()]
+    opened = message(*own, (9, 1), (11, track), (22, category), (23, name))
+    return packet((8, begin), (10, 2), (11, opened)) + packet(
+        (8, end), (10, 2), (11, message((9, 2), (11, track)))
+    )
+
+
+def test_rocprof(tmp_path: Path) -> None:
+    """Calls of HIP, ranges of rocTX, and the lanes of streams with their device."""
+    lane = packet((60, message((1, 9), (2, "COMPUTE AGENT [4] STREAM [2] (GPU)"))))
+    content = thread(1, 101, 101, "python") + lane
+    content += slices(1, "marker_api", "forward", 100, 900) + slices(
+        1, "hip_api", "hipLaunchKernel", 200, 300, corr_id=7
+    )
+    content += slices(9, "kernel_dispatch", "add.kd", 400, 800, corr_id=7, agent="GPU 4")
+    path = tmp_path / "results.pftrace"
+    path.write_bytes(content)
+    trace = read_trace(path)
+    assert (trace.gpu.text("name"), trace.gpu.duration_ns.tolist()) == (["add.kd"], [400])
+    assert (trace.gpu.device.tolist(), trace.gpu.stream.tolist(), trace.gpu.launch.tolist()) == ([4], [2], [0])
+    assert trace.regions.text("name") == ["forward"]
+
+
+def test_nested_slices(tmp_path: Path) -> None:
+    """In order of time, an end closes the innermost slice."""
+    half = [packet((8, at), (11, message((9, 1), (11, 1), (23, name)))) for at, name in ((10, "a"), (20, "b"))]
+    ends = [packet((8, at), (11, message((9, 2), (11, 1)))) for at in (30, 50)]
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(thread(1, 5, 5, "main") + b"".join(half + ends))
+    trace = read_trace(path)
+    assert (trace.regions.text("name"), trace.regions.duration_ns.tolist()) == (["a", "b"], [40, 10])
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    """Render stages are counted; a file without slices, and one that is cut off, are named."""
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(torch_trace() + packet((8, BASE), (53, b"")))
+    assert read_trace(path).lost.left_out == {"GPU events without a name, in render stages": 1}
+    path.write_bytes(torch_trace()[:-3])
+    with pytest.raises(TraceError, match="it is cut off or damaged"):
+        read_trace(path)
+    path.write_bytes(thread(1, 5, 5, "main"))
+    with pytest.raises(TraceError, match="it has no slices of a program"):
+        read_trace(path)
