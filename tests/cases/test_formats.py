@@ -10,6 +10,7 @@ import io
 import json
 import lzma
 import pickle
+import random
 import sqlite3
 import sys
 import tarfile
@@ -23,9 +24,10 @@ import pytest
 from typer.testing import CliRunner
 
 from instrument.base.errors import TraceError
-from instrument.read.jobs.read import read_trace, read_traces
+from instrument.read.jobs.read import read_any, read_trace, read_traces
 from instrument.read.memory.read import read_memory
 from instrument.start.cli import app
+from tests.traces.mutants import bytes_of
 
 PLACE = {"pid": 1, "tid": 1, "ts": 5, "dur": 7}
 OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "args": {"a": 1}} | PLACE
@@ -239,6 +241,18 @@ def test_members_that_point_elsewhere(tmp_path: Path, name: str, monkeypatch: py
     assert sorted(tmp_path.iterdir()) == [path, folder]
     assert not Path("/tmp/out.json").exists()
     assert all(file.parent.parent == folder or file.is_relative_to(folder) for file in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("damage", range(30))
+def test_damaged_archives(tmp_path: Path, damage: int) -> None:
+    """An archive with wrong bytes anywhere is read, or is one error."""
+    path = tmp_path / "t.zip"
+    for content in (zipped(**RANKS), tarred("w:gz", **RANKS), PACKED["t.json.xz"]):
+        path.write_bytes(bytes_of(random.Random(damage), content))
+        try:
+            read_any(path)
+        except TraceError as error:
+            assert error.path == path
 
 
 def test_an_encrypted_archive(tmp_path: Path) -> None:

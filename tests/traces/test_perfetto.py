@@ -71,7 +71,7 @@ def test_torch(tmp_path: Path, categories: Sequence[str], pack: type[bytes]) -> 
     path = tmp_path / "rank0.pftrace"
     path.write_bytes(pack(torch_trace(categories)))
     trace = read_trace(path)
-    assert (trace.epoch_ns, bool(trace.lost)) == (BASE, False)
+    assert (trace.format, trace.epoch_ns, bool(trace.lost)) == ("perfetto", BASE, False)
     assert (trace.steps.number.tolist(), trace.steps.duration_ns.tolist()) == ([3], [9000])
     assert (trace.operators.text("name"), trace.operators.start_ns.tolist()) == (["aten::mm"], [100])
     assert (trace.gpu.start_ns.tolist(), trace.gpu.duration_ns.tolist()) == ([2000, 3000], [1000, 500])

@@ -33,9 +33,9 @@ PROGRAM = """
 Event = dict[str, Any]
 
 
-def check(trace: Trace) -> None:
+def check(trace: Trace, format: str = "jax") -> None:
     """The trace has the four steps with one region each, and XLA's operations as operators."""
-    assert (trace.format, bool(trace.lost), trace.unread_devices) == ("jax", False, {})
+    assert (trace.format, bool(trace.lost), trace.unread_devices) == (format, False, {})
     assert (trace.steps.number.tolist(), {*trace.steps.text("name")}) == ([0, 1, 2, 3], {"train"})
     assert trace.regions.text("name") == ["forward"] * 4
     starts, ends = trace.steps.start_ns, trace.steps.end_ns
@@ -72,7 +72,7 @@ def test_installed_version(tmp_path: Path) -> None:
     check(read_trace(path))
     pytest.importorskip("google.protobuf")
     (path,) = (tmp_path / "out").rglob("*.xplane.pb")
-    check(read_trace(path))
+    check(read_trace(path), "xplane")
 
 
 def named(kind: str, pid: int, tid: int, name: str) -> Event:

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("google.protobuf")
 
 from instrument.base.errors import TraceError
+from instrument.explain.metrics.metrics import metrics
 from instrument.read.jobs.read import read_trace
 from instrument.read.profilers.protobuf_messages import PADDING, fields
 from instrument.read.tables.table import KERNEL, MEMCPY
@@ -72,7 +73,7 @@ def written(folder: Path, *planes: bytes) -> Path:
 def test_host_and_gpu(tmp_path: Path) -> None:
     """Steps, annotations, frames and launches of the host; work on the streams of a device, with its launch."""
     trace = read_trace(written(tmp_path, HOST, GPU, ENVIRONMENT))
-    assert (trace.format, trace.epoch_ns, bool(trace.lost)) == ("jax", 1_795_954_026_011_094_565, False)
+    assert (trace.format, trace.epoch_ns, bool(trace.lost)) == ("xplane", 1_795_954_026_011_094_565, False)
     assert (trace.steps.number.tolist(), trace.steps.duration_ns.tolist()) == ([5], [100_000])
     assert (trace.regions.text("name"), trace.regions.start_ns.tolist()) == (["mine"], [1_010_000])
     assert trace.frames.text("name") == ["train.py(12): main"]
@@ -86,6 +87,16 @@ def test_tpu(tmp_path: Path) -> None:
     trace = read_trace(written(tmp_path, TPU, HOST))
     assert (trace.gpu.text("name"), trace.gpu.duration_ns.tolist()) == (["%fusion.1 = bf16[8]"], [30_000])
     assert trace.unread_devices == {}
+
+
+@pytest.mark.parametrize("at", [0, 1 << 62, -(1 << 63), (1 << 63) - 1])
+@pytest.mark.parametrize("offset", [0, 1 << 62, -(1 << 63)])
+def test_impossible_times(tmp_path: Path, at: int, offset: int) -> None:
+    """Times that no clock has end in numbers or an error, also in a file without a stat."""
+    event = message((1, 7), (2, offset), (3, 1 << 62))
+    line = message((1, 5), (2, "python"), (3, at), (4, event))
+    path = written(tmp_path, message((2, "/host:CPU"), (3, line)))
+    assert metrics(read_trace(path))["steps"]["n"] == 0
 
 
 def test_damage(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import bz2
+import errno
 import lzma
 import re
+import struct
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -24,7 +27,7 @@ _MOST_MEMBERS = 10_000
 _ODD = re.compile(r"[^\w.,+=@ -]")
 _ERRORS = (
     EOFError, ValueError, NotImplementedError, RuntimeError,
-    lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError,
+    lzma.LZMAError, struct.error, tarfile.TarError, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _Member = tuple[str, Iterator[bytes]]
 
@@ -65,7 +68,9 @@ def unpack(path: Path, head: bytes, folder: Path) -> list[Path]:
             files.append(target)
     except TraceError:
         raise
-    except _ERRORS as error:
+    except (*_ERRORS, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the beginning of the file
+            raise
         raise TraceError(path, f"it cannot be unpacked: {error}") from None
     return files
 

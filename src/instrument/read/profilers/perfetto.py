@@ -96,7 +96,7 @@ def read_perfetto(path: Path) -> Trace:
     (trace, *more) = read_kineto_ranks(path, texts=reader.texts())
     if more:
         raise TraceError(path, f"it holds the traces of {len(more) + 1} ranks")
-    trace.look_up = None  # which looks for JSON
+    trace.format, trace.look_up = "perfetto", None  # which looks for JSON
     if reader.render_stages:
         trace.lost.left_out["GPU events without a name, in render stages"] = reader.render_stages
     return trace

@@ -84,13 +84,14 @@ def read_xplane(path: Path) -> Trace:
     processes = {thread.process: str(thread.process) for thread in threads}
     columns: Tables = {}
     if count:
-        others = join_parts(_COLUMNS, parts) | {"event": np.arange(count)}
+        unknown = {name: np.full(count, -1) for name in _STATS.values()}
+        others = unknown | join_parts(_COLUMNS, parts) | {"event": np.arange(count)}
         others["start_ns"] -= begin if begin > _SINCE_1970 else 0
         columns["others"] = others | {"category": np.zeros(count, np.int64)}
         sort_events(columns, strings, list(threads), processes)
     trace = assemble(
         path,
-        "jax",
+        "xplane",
         columns,
         strings,
         list(threads),

@@ -131,7 +131,7 @@ class Trace(InNotebook):
 
     Attributes:
         path: the file; "-" is standard input.
-        format: "kineto", "jax", "nsight systems", "rocprof" or "ascend".
+        format: "kineto", "jax", "xplane", "perfetto", "nsight systems", "rocprof" or "ascend".
         operators: PyTorch operators on the CPU; ``parent`` is a row of this table, or -1.
         regions: named ranges: record_function, NVTX and rocTX. ``parent`` is a row of this table, or -1; the
             outermost regions of autograd threads have the region that was open on the thread that called the

@@ -26,6 +26,7 @@ _PERFETTO = "https://ui.perfetto.dev"
 _UNREADABLE = {
     "nsight systems": "reports of Nsight Systems",
     "rocprof": "files of rocprofv3",
+    "xplane": "XPlane files",
     "memory snapshot": "memory snapshots",
 }
 """The formats that Perfetto cannot read."""
