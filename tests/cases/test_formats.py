@@ -243,6 +243,14 @@ def test_members_that_point_elsewhere(tmp_path: Path, name: str, monkeypatch: py
     assert all(file.parent.parent == folder or file.is_relative_to(folder) for file in folder.rglob("*"))
 
 
+def test_a_link_of_git_annex(tmp_path: Path) -> None:
+    """The link to a file that git-annex has not fetched says what fetches it."""
+    path = tmp_path / "t.json"
+    path.symlink_to(".git/annex/objects/MD5E-s12--0f.json")
+    with pytest.raises(FileNotFoundError, match="git annex get fetches it"):
+        read_trace(path)
+
+
 @pytest.mark.parametrize("damage", range(30))
 def test_damaged_archives(tmp_path: Path, damage: int) -> None:
     """An archive with wrong bytes anywhere is read, or is one error."""

@@ -136,7 +136,8 @@ def check_ranks_path(path: str | os.PathLike[str]) -> None:
 
 
 def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
-    return FileNotFoundError(2, "No such file or folder", str(path))
+    annex = Path(path).is_symlink() and "/annex/objects/" in str(Path(path).readlink())
+    return FileNotFoundError(2, "No such file or folder" + "; git annex get fetches it" * annex, str(path))
 
 
 def read_file(path: Path) -> Trace:
