@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import instrument
-from instrument.read.jobs import read
+from instrument.read.kineto import kineto
 from instrument.read.tables.trace import Trace
 from instrument.start.cli import SUBCOMMANDS, app
 
@@ -332,13 +332,13 @@ def test_each_window_is_read_once(runs: Path, monkeypatch: pytest.MonkeyPatch) -
     """The last window, whose ranks are read first, is not read again with the others."""
     (runs / "window-0002" / "rank0.first.pt.trace.json").unlink()  # otherwise two processes read
     paths: list[Path] = []
-    original = read.read_kineto_ranks
+    original = kineto.read_kineto_ranks
 
     def record_path(path: Path, *arguments: Any) -> Any:
         paths.append(path)
         return original(path, *arguments)
 
-    monkeypatch.setattr(read, "read_kineto_ranks", record_path)
+    monkeypatch.setattr(kineto, "read_kineto_ranks", record_path)
     result = CliRunner().invoke(app, ["summarize", str(runs)])
     assert "(mean of steps 60-61, 70-71)" in result.stdout
     assert sorted(paths) == [runs / f"window-{number:04d}/rank0.second.pt.trace.json" for number in (1, 2)]
