@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ pytest.importorskip("google.protobuf")
 from instrument.base.errors import TraceError
 from instrument.explain.metrics.metrics import metrics
 from instrument.read.jobs.read import read_trace
+from instrument.read.jobs.trace_files import find_trace_files
 from instrument.read.profilers.protobuf_messages import PADDING, fields
 from instrument.read.tables.table import KERNEL, MEMCPY
 from tests.support.protobuf import message, varint
@@ -106,6 +108,14 @@ def test_damage(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="it is cut off or damaged"):
         read_trace(path)
     assert len(read_trace(written(tmp_path, ENVIRONMENT)).others) == 0
+
+
+def test_the_folder_of_jax(tmp_path: Path) -> None:
+    """Of the two files that JAX writes of a host, one is read."""
+    written(tmp_path, HOST)
+    assert [path.name for path in find_trace_files(tmp_path).files] == ["vm.xplane.pb"]
+    (tmp_path / "vm.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    assert [path.name for path in find_trace_files(tmp_path).files] == ["vm.trace.json.gz"]
 
 
 def test_without_protobuf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
