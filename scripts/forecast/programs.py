@@ -129,7 +129,6 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name  # type: ignore[attr-defined]
         if name == "aten::_local_scalar_dense":
-            self.calls.append(StepCall(None, waits=True))
             return True
         out = func(*args, **(kwargs or {}))
         self.calls.append(StepCall(operation_of(name, _tensors(args), _tensors((out,)))))

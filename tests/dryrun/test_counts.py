@@ -177,7 +177,7 @@ def test_places_of_waits() -> None:
         x.to("cpu", non_blocking=True)  # into pinned memory
 
     record = counts(step).record
-    waits = [record.calls[record.order[2 * position - 2]].name for position in record.waits]
+    waits = [record.calls[record.order[2 * note.position - 2]].name for note in record.notes]
     names = ["gt", "index", "nonzero", "copy_", "_local_scalar_dense", "_to_copy"]
     assert [f"aten::{name}" for name in names] == waits
 

@@ -11,7 +11,7 @@ from torch import nn
 import instrument
 from instrument.forecast.forecast import Forecast, forecast_of
 from instrument.forecast.gpus import GPUS
-from instrument.forecast.recorded import step_calls
+from instrument.forecast.recorded import step_calls, stream_notes
 from instrument.forecast.table import packaged_table
 from instrument.forecast.text import lines
 from instrument.forecast.timeline import StepCall
@@ -70,8 +70,9 @@ def test_waits_and_copies() -> None:
         batch.sum().item()
         batch.cpu()
 
-    calls = step_calls(counted(step).span)
-    assert sum(call.waits for call in calls) == 2
+    span = counted(step).span
+    calls = step_calls(span)
+    assert [note.kind for note in stream_notes(span)] == ["synchronize"] * 2
     assert families(calls) == Counter({"reduction": 1})
 
 

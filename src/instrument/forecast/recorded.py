@@ -24,7 +24,6 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
     ("reduce_scatter", "reduce-scatter"), ("reducescatter", "reduce-scatter"), ("gather", "all-gather"),
     ("alltoall", "all-gather"), ("all_to_all", "all-gather"), ("reduce", "all-reduce"),
 )  # fmt: skip
-_READS_RESULT = "aten::_local_scalar_dense"  # such as `.item()`
 
 
 def step_calls(span: Span) -> list[StepCall]:
@@ -62,11 +61,8 @@ def _step_call(call: Call, groups: dict[str, int]) -> StepCall:
         name = call.name.rpartition("::")[2]
         does: Kind = next((kind for part, kind in _KINDS if part in name), "broadcast")
         return StepCall(None, collective=Collective(does, launches[0].bytes, groups.get(group_of(call), 1)))
-    waits = call.name == _READS_RESULT or any(
-        (launch.family, launch.source, launch.target) == ("memcpy", "gpu", "cpu") for launch in launches
-    )
     if all(launch.family == "memcpy" and launch.source != launch.target for launch in launches):
-        return StepCall(None, waits)  # launches nothing, or copies from or to the CPU
+        return StepCall(None)  # launches nothing, or copies from or to the CPU
     schema = call.operator._schema.arguments
     read = tuple(value for value, of in zip(call.arguments, schema, strict=True) if of.name != "out")
     inputs = [_tensor(each) for each in replace(call, arguments=read).tensors]
@@ -74,7 +70,7 @@ def _step_call(call: Call, groups: dict[str, int]) -> StepCall:
     if not results:  # as those of many tensors, which write their arguments
         kind = inputs[0].type if inputs else "int8"
         results = [Tensor((work_of(call).written // BYTES.get(kind, 4),), None, kind)]
-    return StepCall(operation_of(call.name, inputs, results), waits)
+    return StepCall(operation_of(call.name, inputs, results))
 
 
 def type_name(dtype: torch.dtype) -> str:

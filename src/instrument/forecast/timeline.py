@@ -23,10 +23,9 @@ _LATENCY_NS = 5_000  # from a launch to the start of its kernel
 
 
 class StepCall(NamedTuple):
-    """One call in a step: what the GPU computes or exchanges, if anything, and whether the CPU waits for it."""
+    """One call in a step: what the GPU computes or exchanges, if anything."""
 
     operation: Operation | None
-    waits: bool = False
     collective: Collective | None = None
 
 
@@ -55,6 +54,8 @@ def timeline(
                 current = note.stream
             elif note.kind == "record":
                 events[note.event] = done.get(note.stream, 0.0)
+            elif note.kind == "synchronize":
+                cpu = max(cpu, done.get(note.stream, 0.0))
             else:
                 done[note.stream] = max(done.get(note.stream, 0.0), events.get(note.event, 0.0))
             note = next(waiting)
@@ -68,6 +69,4 @@ def timeline(
                 done[COMMUNICATION] = max(done[COMMUNICATION], begin) + ns
             else:
                 done[current] = begin + ns
-        if call.waits:
-            cpu = max(cpu, done.get(current, 0.0))
     return max(cpu, *done.values()), busy

@@ -183,7 +183,6 @@ class CallRecord:
             first update, None before an optimizer is made).
         notes: what orders the work of streams.
         groups: the size of each process group that collectives took, by its name.
-        waits: for each synchronization, the number of operators after which the CPU waits for the GPU.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -192,7 +191,6 @@ class CallRecord:
     marks: list[tuple[int, int | None]] = field(default_factory=list)
     notes: list[StreamNote] = field(default_factory=list)
     groups: dict[str, int] = field(default_factory=dict)
-    waits: array[int] = field(default_factory=lambda: array("i"))
 
     def __len__(self) -> int:
         return len(self.order) // 2
@@ -215,7 +213,8 @@ class CallRecord:
         before = 0
         for begin, end in parts:
             for note in self.notes:
-                if begin <= note.position < end or note.position == end == len(self):
+                after = note.kind == "synchronize"  # the operators before it
+                if begin + after <= note.position < end + after or note.position == end == len(self):
                     yield note._replace(position=note.position - begin + before)
             before += end - begin
 

@@ -15,6 +15,7 @@ from .calls import Call, CallRecord, Memory, TensorInfo
 from .launches import contiguous_stride
 from .places import Places, ThreadPlaces, patches
 from .signatures import Found, Signatures, plain_value
+from .streams import StreamNote
 
 FEATURE = "counting operators"
 _COPY_NAME = "_to_copy"
@@ -147,10 +148,10 @@ class CallRecorder:
         told_apart = given if mixed else [given[place] for place in signature.scalars]
         return (signature, *map(self._memory, told_apart)) if told_apart else signature
 
-    def note_wait(self, *, in_next: bool) -> None:
-        """Note that the CPU waits for the GPU now, or in the operator that is recorded next."""
+    def note_wait(self, stream: int, *, in_next: bool) -> None:
+        """Note that the CPU waits for a stream now, or in the operator that is recorded next."""
         if not self._steps.in_unwanted_step:
-            self.record.waits.append(len(self.record) + in_next)
+            self.record.notes.append(StreamNote(len(self.record) + in_next, "synchronize", stream))
 
     def _append(self, key: Any, call: Call) -> int:
         self.record.calls.append(call)
@@ -196,7 +197,6 @@ class CallRecorder:
         del self.record.order[:]
         self.record.marks.clear()
         self.record.notes.clear()
-        del self.record.waits[:]
 
     def patches(self, thread: Callable[[], ThreadPlaces | None]) -> Iterator[Patch]:
         """Return what must be patched; ``thread`` returns what is known of the calling thread."""

@@ -14,12 +14,13 @@ class StreamNote(NamedTuple):
     Attributes:
         position: how many operators were recorded before.
         kind: "select", the operators that follow are on ``stream``; "record", ``event`` is over when the work of
-            ``stream`` so far is; "wait", what follows on ``stream`` begins when ``event`` is over.
+            ``stream`` so far is; "wait", what follows on ``stream`` begins when ``event`` is over; "synchronize",
+            the CPU waits for all streams.
         stream: the number of the stream.
         event: the event; the same number again is a new one.
     """
 
     position: int
-    kind: Literal["select", "record", "wait"]
+    kind: Literal["select", "record", "wait", "synchronize"]
     stream: int
     event: int = 0

@@ -352,7 +352,7 @@ class RunState:
         if _is_profiler_stop(frame):
             return
         if self.calls is not None:
-            self.calls.note_wait(in_next=thread.in_check)
+            self.calls.note_wait(thread.stream, in_next=thread.in_check)
         event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
         self.recorder.add(event)
         if event.allowed is None:
