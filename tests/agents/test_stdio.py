@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 pytest.importorskip("mcp")
 
+import anyio
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 
