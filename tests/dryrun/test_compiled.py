@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from functools import cache
 from typing import Any
 
@@ -145,3 +146,20 @@ def test_functions_that_cannot_be_traced(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "an error in tracing" in report.not_covered[0].cause
     monkeypatch.setattr(tracing, "can_follow", lambda: False)
     assert "this version of torch" in dry_run(step).not_covered[0].cause
+
+
+def test_threads() -> None:
+    """Threads that compile at the same time are watched like threads that do so one after the other."""
+
+    def step() -> None:
+        x = torch.ones(4, device="cuda")
+        compiled = [torch.compile(function) for function in (lambda x: (x * 2).relu(), lambda x: (x + 1).sin())]
+        threads = [threading.Thread(target=function, args=(x,)) for function in compiled]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    for _ in range(3):
+        counts = dry_run(step).counts
+        assert (2, 5) == (counts.step.graphs, counts.step.operators)

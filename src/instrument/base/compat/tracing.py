@@ -85,13 +85,13 @@ def recompilation_reason(code: CodeType) -> str:
     return match.group(1) if match else ""
 
 
-def warm_up() -> bool:
+def warm_up() -> str:
     """Have Dynamo fill its tables of torch's functions, and forget what it compiled; its counters stay.
 
-    Return whether Dynamo can be followed.
+    Return why Dynamo cannot be followed; empty if it can.
     """
     if not can_follow():
-        return False
+        return "this version of torch is not known"
     import torch
     from torch._dynamo import utils
 
@@ -101,13 +101,13 @@ def warm_up() -> bool:
     compiled: Any = torch.compile(function, backend="eager")
     try:
         compiled(torch.ones(2))
-    except Exception:
-        return False
+    except Exception as error:  # torch's own: compiling needs a compiler, or packages, that are not there
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
     finally:
         reset()
         counters.clear()
         counters.update(before)
-    return True
+    return ""
 
 
 def reset() -> None:

@@ -35,7 +35,8 @@ class Compiler:
     Args:
         state: the run.
         recorder: says in which step the program is.
-        patches: what the run replaced of torch, apart from the GPU.
+        patches: what the run replaced of torch, apart from the GPU and from what starts threads and processes:
+            those that start while a thread compiles are watched, too.
         gpu: what it replaced for the GPU.
 
     Attributes:
@@ -52,7 +53,9 @@ class Compiler:
         self._gpu = gpu
         self._callbacks: dict[int, _Callback] = {}
         self._lock = threading.RLock()  # what is replaced is restored for all threads
-        self._prepared = self._follows = False
+        self._prepared = False
+        self._preparing: int | None = None  # the thread that does
+        self._unknown = ""  # why Dynamo cannot be followed
         self._own = [
             Patch(owner, name, lambda original: lambda callback: self._callback(original(callback)))
             for owner, name in tracing.stance_applier()
@@ -79,25 +82,31 @@ class Compiler:
         """Return what torch calls for each frame of a compiled function, given what it would call."""
         if callback is None or callback is False or isinstance(callback, _Callback):
             return callback
-        if not self._prepared:
-            self._prepared = True
-            self._follows = self._prepare()
-        if not self._follows:
-            self._state.record_not_covered(_NOT_TRACED.format("this version of torch is not known"))
+        if self._preparing == threading.get_ident():
+            return callback
+        with self._lock:
+            if not self._prepared:
+                self._unknown = self._prepare()
+                self._prepared = True
+        if self._unknown:
+            self._state.record_not_covered(_NOT_TRACED.format(self._unknown))
             return None
         made = self._callbacks.get(id(callback))
         if made is None:
             made = self._callbacks[id(callback)] = _Callback(self, callback)
         return made
 
-    def _prepare(self) -> bool:
+    def _prepare(self) -> str:
         """Have Dynamo fill its tables with torch's own functions, and forget what it compiled.
 
-        Return whether it can be followed.
+        Return why it cannot be followed; empty if it can.
         """
-        replaced = [*self._gpu, *self._patches, *self._own]
-        with self._lock, self._state.uncounted(), self._without_modes(), suspended(replaced):
-            return tracing.warm_up()
+        self._preparing = threading.get_ident()
+        try:
+            with self._state.uncounted(), self._without_modes(), suspended([*self._gpu, *self._patches]):
+                return tracing.warm_up()
+        finally:
+            self._preparing = None
 
     def convert(self, original: Any, frame: Any, cached: Any, *more: Any) -> Any:
         """Have Dynamo compile a frame; return what it returns, or leave the frame alone."""

@@ -409,15 +409,20 @@ _CHANGES: tuple[Callable[[RunState], Iterator[Replacement]], ...] = (
 
 @contextmanager
 def patched(state: RunState) -> Iterator[list[Patch]]:
-    """Replace functions that must know the pretended devices; restore all at the end, even after an error."""
+    """Replace functions that must know the pretended devices; restore all at the end, even after an error.
+
+    Yield the changes without those of what starts threads and processes.
+    """
     patches: list[Patch] = []
     with ExitStack() as stack:
         stack.enter_context(ranks_in_environment(state))
         for changes in _CHANGES:
             for owner, name, make in changes(state):
                 if hasattr(owner, name):
-                    patches.append(Patch(owner, name, make))
-                    patches[-1].apply_in(stack)
+                    patch = Patch(owner, name, make)
+                    patch.apply_in(stack)
+                    if changes not in (_threads, _processes):
+                        patches.append(patch)
         if state.fake is not None:
             # This logger writes 40 lines for each operator with unsupported arguments
             log = logging.getLogger("torch._subclasses.fake_tensor")
