@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_what_moved(folder: Path) -> None:
     worse = check(folder, *FILES, "--", "train.py")
     assert worse.returncode == 1
     assert "greater than in perf.txt." in worse.stdout
-    assert "less than in perf.txt: better: write it down with --update." in worse.stdout
+    assert "less than in perf.txt (better: record it with --update)." in worse.stdout
     rows = [" ".join(line.split()) for line in worse.stdout.splitlines()]
     assert "syncs 1 2 +1" in rows
     assert "step, train.py:14: loss.backward(); print(loss.item()) 0 1 +1" in rows
@@ -142,17 +143,44 @@ def test_without_files(folder: Path) -> None:
     assert json.loads(check(folder, "--json", "one.py::step").stdout)["numbers"]["kernels"]["value"] == 3
 
 
+DISTRIBUTED = """\
+import torch
+torch.distributed.init_process_group()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64).cuda())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(2):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
 def test_no_comparison(folder: Path) -> None:
     """A run that fails, or that uses no GPU, is not compared, and no file is written."""
     change(folder, 'print("trained")', 'raise RuntimeError("no data")')
     failed = check(folder, *FILES, "--update", "--", "train.py")
-    message = "instrument: train.py: the run ended early: RuntimeError: no data\n"
-    assert (failed.returncode, failed.stdout, failed.stderr) == (1, "", message)
+    message = r"instrument: train.py: the run ended early at train.py:\d+: RuntimeError: no data\n"
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert re.fullmatch(message, failed.stderr)
     change(folder, ".cuda()", "")
     change(folder, 'raise RuntimeError("no data")', "")
     unused = check(folder, *FILES, "--update", "--format", "markdown", "--", "train.py")
     assert unused.returncode == 1
-    assert "nothing could be checked" in unused.stdout
+    assert "nothing could be counted" in unused.stdout
+    (folder / "empty.txt").touch()
+    empty = check(folder, "--baseline", "empty.txt", "--", "train.py")
+    assert (empty.returncode, empty.stderr) == (
+        2,
+        "instrument: there is no number in empty.txt; --update writes them\n",
+    )
+
+
+def test_one_of_several_ranks(folder: Path) -> None:
+    """With ``--gpus``, a script for torchrun runs alone, and what it sends is counted."""
+    (folder / "train.py").write_text(DISTRIBUTED)
+    found = json.loads(check(folder, "--gpus", "4", "--time-limit", "inf", "--json", "train.py").stdout)
+    assert found["failure"] is None
+    assert found["numbers"]["collective_bytes"]["value"] == 4 * 64 * 65
     assert not (folder / "perf.txt").exists()
 
 

@@ -468,3 +468,15 @@ def test_wrong_rows() -> None:
     """An unknown kind of rows is an error."""
     with pytest.raises(ValueError, match='"what" must be one of phase, region'):
         counts(training()).step.by("color")  # type: ignore[arg-type]
+
+
+def test_recurrent_layers() -> None:
+    """Each element of a sequence meets both weights of each layer; the backward pass takes twice as much."""
+    layer = nn.LSTM(16, 32, num_layers=2)
+
+    def step() -> None:
+        layer(torch.ones(5, 3, 16, device="cuda"))[0].sum().backward()
+
+    forward = 2 * 5 * 3 * 4 * 32 * ((16 + 32) + (32 + 32))
+    flops = instrument.dry_run(step, on_gpu=[layer]).counts.step.flops["matmul"]
+    assert {"forward": forward, "backward": 2 * forward} == flops

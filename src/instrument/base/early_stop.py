@@ -12,6 +12,7 @@ from .interrupts import handling, is_default
 
 INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
 _RETRY_INTERVAL_S = 1.0  # seconds between checks, after the time limit, that the program is ending
+_LONGEST_S = 1e9  # 31 years; timers take no more
 _MAX_MESSAGE_LENGTH = 500  # characters of an error's message
 
 
@@ -110,7 +111,7 @@ def stop_on_signals(stopper: ProgramStopper, seconds: float | None = None) -> It
             undo.enter_context(handling(signal.SIGINT, on_ctrl_c))
         if seconds is not None:
             undo.enter_context(handling(signal.SIGALRM, on_alarm))
-            before = signal.setitimer(signal.ITIMER_REAL, seconds, _RETRY_INTERVAL_S)
+            before = signal.setitimer(signal.ITIMER_REAL, min(seconds, _LONGEST_S), _RETRY_INTERVAL_S)
             undo.callback(signal.setitimer, signal.ITIMER_REAL, *before)
         yield
 

@@ -143,6 +143,8 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
     kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")
     if name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"):
         return _matmul(name, inputs, kind)
+    if name.startswith("mkldnn_rnn_layer"):
+        return _recurrent(name, inputs, results, kind)
     if "attention" in name and inputs and len(inputs[0].shape) == 4:
         return _attention(name, inputs, kind)
     if name.endswith(("convolution", "convolution_backward")) and len(inputs) > 1:
@@ -222,6 +224,16 @@ def _attention(name: str, inputs: Sequence[Tensor], kind: str) -> Operation | No
         return None
     family = "attention backward" if backward else "attention"
     return attention(family, kind, heads, query.shape[length], key.shape[length], query.shape[3])
+
+
+def _recurrent(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor], kind: str) -> Operation:
+    """Return the work of a recurrent layer: each element of the sequence meets both of its weights."""
+    sequence, of_input, of_state = inputs[:3]
+    positions = sequence.elements // max(sequence.shape[-1], 1)
+    passes = 2 if name.endswith("backward") else 1
+    flops = 2 * passes * positions * (of_input.elements + of_state.elements)
+    moved = sum(each.bytes for each in (*inputs, *results))
+    return Operation("recurrent", kind, flops, moved, (0,))
 
 
 def _convolution(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor], kind: str) -> Operation:

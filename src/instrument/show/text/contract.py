@@ -12,7 +12,7 @@ from ...base.units import count, counted, signed_size, size
 from ...explain.contract.number_file import Change, Part
 
 _MAX_PARTS = 8  # of a number
-BETTER = "better: write it down with --update"
+BETTER = "better: record it with --update"
 HEADINGS = ("number", "was", "now", "difference")
 
 
@@ -55,7 +55,7 @@ def on_numbers(checked: Checked) -> Iterator[str]:
     if worse:
         yield f"{counted(worse, 'number is', 'numbers are')} greater than in {checked.numbers_file}."
     if better:
-        yield f"{counted(better, 'number is', 'numbers are')} less than in {checked.numbers_file}: {BETTER}."
+        yield f"{counted(better, 'number is', 'numbers are')} less than in {checked.numbers_file} ({BETTER})."
 
 
 def on_regions(checked: Checked) -> Iterator[str]:
@@ -83,7 +83,7 @@ def rows(changes: Sequence[Change], of_change: str = "", indent: str = "") -> It
             whole = Part("", None, sum(part.was for part in rest), sum(part.now for part in rest))
             yield (f"{indent}{counted(len(rest), 'other place')}", *amounts(change.name, whole))
         if not change.parts:
-            yield (f"{indent}(where is not known: the file has no places for it)", "", "", "")
+            yield (f"{indent}(the file does not say where)", "", "", "")
 
 
 def amounts(name: str, moved: Change | Part) -> tuple[str, str, str]:

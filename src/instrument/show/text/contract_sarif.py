@@ -46,7 +46,7 @@ def _rule(name: str, what: str) -> dict[str, Any]:
         "id": f"contract/{name}",
         "shortDescription": {"text": what},
         "fullDescription": {"text": what},
-        "help": {"text": f"{what}. If that is meant, write it down: instrument check with --update."},
+        "help": {"text": f"{what}. If that is meant, record it: instrument check with --update."},
         "properties": {"tags": ["performance", "gpu"]},
     }
 

@@ -30,6 +30,7 @@ def check(
     time_limit: float | None = cli.option("SECONDS", "End the script after this many seconds.", min=0.001),
     fake: bool = cli.flag("--fake", "Compute shapes only, for models that are too large to run."),
     step_on: str | None = cli.option("SIGN", "What ends a step of a script, as in instrument run."),
+    gpus: int = cli.option("N", "Run as rank 0 of N, as torchrun starts it, but alone.", default=1, min=1),
     baseline: Path | None = cli.option("FILE", "Fail if a number is not the one in this file."),
     regions: Path | None = cli.option("FILE", "Fail if the regions and their calls are not those in this file."),
     update: bool = cli.flag("--update", "Write what is found now to the files; reasons are kept."),
@@ -70,7 +71,7 @@ def check(
     with cli.errors_reported(unreadable=2):
         report = dry_run_file(
             program, function, fake=fake, args=arguments_of(ctx), steps=steps, time_limit=time_limit,
-            step_on=step_on, on_caught_stop=lambda report: exit_at_once(lambda: conclude(report), out),
+            step_on=step_on, ranks=gpus, on_caught_stop=lambda report: exit_at_once(lambda: conclude(report), out),
         )  # fmt: skip
     if code := conclude(report):
         raise typer.Exit(code)
@@ -103,6 +104,8 @@ class Held:
         self._update = update
         self.baseline, self.regions = baseline, regions
         self._numbers = NumberFile.read(baseline, conflicts=update) if baseline and baseline.exists() else None
+        if self._numbers is not None and not (self._numbers.held or update):
+            raise ValueError(f"there is no number in {baseline}; --update writes them")
         self._tree = RegionTree.read(regions) if regions and not update else None
         self._folder = Path.cwd()  # a script may change it
 

@@ -23,6 +23,7 @@ _WRITE_ONLY = frozenset((
 _GATHERING = frozenset(("embedding", "index", "index_select", "gather", "take", "_unsafe_index"))
 """Operators that read as many elements of their first argument as they return."""
 
+_RECURRENT = "aten::mkldnn_rnn_layer"  # the CPU's, for which cuDNN has one of its own
 _SCATTERING = frozenset((
     "index_put_", "_index_put_impl_", "scatter_", "scatter_add_", "scatter_reduce_", "index_add_", "index_copy_",
     "index_fill_", "index_reduce_",
@@ -54,6 +55,8 @@ def work_of(call: Call) -> Work:
     The operations are those of `operator_work`, which a trace of the same call has. An operator that takes
     elements by their index reads as many as it returns.
     """
+    if call.name.startswith(_RECURRENT):
+        return Work("matmul", _recurrent(call), True, *_moved(call))
     work = operator_work(call.name, call.shapes, call.types, call.scalars) if call.tensors else None
     heavy = work is not None and work.kind in HEAVY
     read, written = _moved(call)
@@ -61,8 +64,16 @@ def work_of(call: Call) -> Work:
     return Work(kind, work.flops if heavy and work is not None else 0, work is not None, read, written)
 
 
+def _recurrent(call: Call) -> int:
+    """Return the operations of a recurrent layer: each element of the sequence meets both of its weights."""
+    sequence, of_input, of_state = call.tensors[:3]
+    positions = sequence.elements // max(sequence.shape[-1], 1)
+    passes = 2 if call.name.endswith("backward") else 1
+    return 2 * passes * positions * (of_input.elements + of_state.elements)
+
+
 def _moved(call: Call) -> tuple[int, int]:
-    name = call.name.rpartition("::")[2]
+    name = call.name.removeprefix("aten::")
     results = _distinct([*(each for each in call.results if each is not None), *_written(call)])
     inputs = _distinct(call.tensors)
     written = sum(each.bytes for each in results.values())

@@ -6,6 +6,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 
+from ...base.findings import Site
 from ...explain.contract.numbers import Numbers
 from ...explain.contract.region_tree import RegionTree
 from ...explain.waits.events import CountByStep
@@ -25,18 +26,21 @@ class DryRunReport(SyncReport):
         regions: the regions of that step with their calls; its modules, if it has no regions.
         allocations: what takes memory on the GPU, and when.
         counting_failed: whether an error of this library left operators uncounted.
+        ended_at: the program's line at which an error ended the run; None if none did, or it is not known.
     """
 
     counts: Counts | None = None
     regions: RegionTree | None = None
     allocations: MemoryRecord | None = None
     counting_failed: bool = False
+    ended_at: Site | None = None
 
     @property
     def failure(self) -> str:
         """Why the numbers cannot be compared with others; empty if they can."""
         if not self.finished:
-            return f"the run ended early: {self.ended}"
+            where = f" at {self.ended_at}" if self.ended_at is not None else ""
+            return f"the run ended early{where}: {self.ended}"
         if self.unavailable_reason:
             return f"nothing could be counted: {self.unavailable_reason}"
         return "operators could not be counted, for the reason that was logged" if self.counting_failed else ""

@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ...base.config import settings
 from ...base.early_stop import EarlyStop, ProgramStopper, ctrl_c_stop, describe_error, stop_on_signals
-from ...base.findings import NOT_COVERED
+from ...base.findings import NOT_COVERED, Site
 from ...base.guard import guard, uninterrupted
 from ...base.imports import loaded_modules
 from ...base.patch import Patch
@@ -316,6 +316,7 @@ class DryRun:
         self.compiler: Compiler | None = None
         self._failures_before = guard.failures[FEATURE]
         self.error: BaseException | None = None
+        self._ended_at: Site | None = None
         self._early_stop: EarlyStop | None = None
         self._script = script
         self.ends_by_ctrl_c = False  # otherwise Ctrl-C ends the caller, too
@@ -357,6 +358,7 @@ class DryRun:
         while traceback is not None and traceback.tb_next is not None:
             traceback = traceback.tb_next
         place = sites.locate(traceback.tb_frame if traceback else None)
+        self._ended_at = place.site
         text = f"the step ended here with {describe_error(error)}"
         self.recorder.add(SyncEvent(NOT_COVERED, text, place.site, place.via, step=self.recorder.step))
 
@@ -445,7 +447,7 @@ class DryRun:
         report = DryRunReport(
             "dry run", [*map(compiled.marked, recorder.findings)], steps, sentences, error=self.error,
             dropped=recorder.dropped, unavailable_reason="" if used else self._why_nothing_on_gpu(),
-            budgeted=budget.given, exceeded=budget.exceeded(steps), unmatched=unmatched,
+            budgeted=budget.given, exceeded=budget.exceeded(steps), unmatched=unmatched, ended_at=self._ended_at,
         )  # fmt: skip
         if self.state.calls is not None:
 
