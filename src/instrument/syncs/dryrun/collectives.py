@@ -17,6 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...base.compat import distributed
+from ...base.guard import guard
+from ..counting.recorder import FEATURE
 from ..counting.streams import COMMUNICATION
 from .replacement import Replacement, calling
 from .state import RunState, tensors
@@ -133,14 +135,23 @@ def note_collective(state: RunState, func: Any, args: Sequence[Any], out: Any) -
         state: the run.
         func: an operator of torch.distributed.
         args: its arguments.
-        out: its results.
+        out: its results; some operators return only the work that is awaited.
     """
+    work = _note(state, func, args, out)
+    if work is None:
+        return out
+    return (*out[:-1], work.boxed()) if isinstance(out, (list, tuple)) else work.boxed()
+
+
+@guard.contained(FEATURE)
+def _note(state: RunState, func: Any, args: Sequence[Any], out: Any) -> Any:
+    """Note a collective; return the work to await in place of its own, None if it keeps that."""
     if func._schema.name.endswith(_WAIT):
         state.note_stream("wait", None, _identity(args[0]))
-        return out
+        return None
     for name, size in filter(None, map(distributed.group_of, args)):
         state.note_group(name, size)
-    results = [out] if isinstance(out, torch.Tensor) else list(out)
+    results = list(out) if isinstance(out, (list, tuple)) else [out]
     if results and isinstance(results[-1], torch.ScriptObject) and state.ranks > 1:
         # The reducer of DistributedDataParallel asks for what it reduced; others must not be kept in memory.
         in_place = func._schema.name.endswith("_") and "reduce" in func._schema.name
@@ -149,10 +160,10 @@ def note_collective(state: RunState, func: Any, args: Sequence[Any], out: Any) -
             state.works.add(id(work))
             state.last_work = work  # Python is given the same object as long as it lives
             state.note_stream("record", COMMUNICATION, id(work))
-            return (*results[:-1], work.boxed())
+            return work
     for tensor in tensors(results):
         state.note_stream("record", COMMUNICATION, _identity(tensor))
-    return out
+    return None
 
 
 def _identity(tensor: torch.Tensor) -> int:

@@ -1,0 +1,64 @@
+"""What scripts send on process groups, alone on gloo and as rank 0 of four."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from instrument.syncs.dryrun.report import DryRunReport
+from instrument.syncs.dryrun.run import dry_run_file
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="a build without torch.distributed"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real one"),
+]
+
+SCRIPT = """
+import os
+import torch
+import torch.distributed as dist
+
+os.environ.setdefault("MASTER_ADDR", "localhost")
+os.environ.setdefault("MASTER_PORT", "29531")
+alone = "WORLD_SIZE" not in os.environ
+dist.init_process_group("nccl", rank=0, world_size=int(os.environ.get("WORLD_SIZE", 1)))
+x = torch.ones(4, device="cuda")
+for _ in range(2):
+    {call}
+dist.destroy_process_group()
+"""
+
+
+def run(folder: Path, call: str, ranks: int) -> DryRunReport:
+    file = folder / "train.py"
+    file.write_text(SCRIPT.format(call=call))
+    report = dry_run_file(file, None, ranks=ranks)
+    assert report.error is None, report.error
+    assert report.finished
+    assert report.counts is not None
+    return report
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.barrier()",
+        "dist.reduce(x, 0)",
+        "dist.all_reduce(x, async_op=True).wait()",
+        "dist.gather(x, [torch.empty_like(x) for _ in range(dist.get_world_size())])",
+        "dist.all_gather_object([None] * dist.get_world_size(), {'loss': 1.0})",
+        "dist.broadcast_object_list([{'loss': 1.0}], 0)",
+    ],
+)
+def test_what_returns_one_work_or_several_results(tmp_path: Path, call: str, ranks: int) -> None:
+    """Operators that return only the work that is awaited, and those that return tensors before it."""
+    run(tmp_path, call, ranks)
+
+
+@pytest.mark.parametrize("call", ["dist.send(x, 1)", "dist.recv(x, 1)", "dist.isend(x, 1).wait()"])
+def test_messages_to_another_rank(tmp_path: Path, call: str) -> None:
+    """Messages need another rank."""
+    run(tmp_path, call, 4)
