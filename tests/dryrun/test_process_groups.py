@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,21 @@ def test_what_returns_one_work_or_several_results(tmp_path: Path, call: str, ran
 def test_messages_to_another_rank(tmp_path: Path, call: str) -> None:
     """Messages need another rank."""
     run(tmp_path, call, 4)
+
+
+def test_the_environment_is_restored_if_the_group_cannot_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variables of torchrun do not stay if destroy_process_group() raises."""
+
+    def fail() -> None:
+        raise RuntimeError("still in use")
+
+    file = tmp_path / "train.py"
+    file.write_text("import torch.distributed as dist\ndist.init_process_group('nccl')\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "destroy_process_group", fail)
+        with pytest.raises(RuntimeError, match="still in use"):
+            dry_run_file(file, None, ranks=4)
+    torch.distributed.destroy_process_group()
+    assert "WORLD_SIZE" not in os.environ
