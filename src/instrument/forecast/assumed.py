@@ -101,15 +101,15 @@ def _around(path: str) -> Iterator[str]:
 def blocks(models: Models) -> tuple[str, list[str]]:
     """Return the class of the modules that people would shard one by one, and their paths.
 
-    Of the classes with several modules, it is the one whose modules hold the most parameters; the outer one of two
-    that hold the same.
+    Of the classes with several members of lists of modules, it is the one whose modules hold the most parameters;
+    the outer one of two that hold the same.
     """
     held: dict[str, int] = defaultdict(int)
     for path, number in models.parameters.items():
         for each in _around(path):
             held[each] += number
     of: dict[str, list[str]] = defaultdict(list)
-    for path, kind in models.classes.items():
+    for path, kind in models.members.items():
         if held[path]:
             of[kind].append(path)
     for kind, paths in of.items():

@@ -57,23 +57,30 @@ class MemoryRecord:
         self.models = Models()
 
 
+_LISTS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+
+
 class Models:
     """The models of a run.
 
     Attributes:
-        classes: the class of each module by its path, as `Place.module` has it.
+        members: the class of each module that is in a list of modules and has modules of its own, such as a block
+            of a transformer, by its path, as `Place.module` has it.
         parameters: the bytes of each parameter that is trained, by its path; one that modules share counts once.
     """
 
     def __init__(self) -> None:
-        self.classes: dict[str, str] = {}
+        self.members: dict[str, str] = {}
         self.parameters: dict[str, int] = {}
 
     def add(self, model: torch.nn.Module) -> None:
         """Note a model that the program calls."""
         root = type(model).__name__
         for path, module in model.named_modules():
-            self.classes[f"{root}.{path}" if path else root] = type(module).__qualname__
+            if isinstance(module, _LISTS):
+                for name, member in module.named_children():
+                    if type(member) not in _LISTS and next(member.children(), None) is not None:
+                        self.members[".".join(filter(None, (root, path, name)))] = type(member).__qualname__
         for path, each in model.named_parameters():
             if each.requires_grad:
                 self.parameters[f"{root}.{path}"] = each.numel() * each.element_size()
