@@ -17,7 +17,7 @@ def blocks_of(make: Callable[[], nn.Module]) -> tuple[str, int]:
     with torch.device("meta"):
         model = make()
     models = Models()
-    models.add(model)
+    models.add(model, "Model")
     kind, paths = blocks(models)
     return kind, len(paths)
 

@@ -73,9 +73,8 @@ class Models:
         self.members: dict[str, str] = {}
         self.parameters: dict[str, int] = {}
 
-    def add(self, model: torch.nn.Module) -> None:
-        """Note a model that the program calls."""
-        root = type(model).__name__
+    def add(self, model: torch.nn.Module, root: str) -> None:
+        """Note a model that the program calls, and its path."""
         for path, module in model.named_modules():
             if isinstance(module, _LISTS):
                 for name, member in module.named_children():
@@ -178,9 +177,9 @@ class MemoryRecorder:
         for number in range(len(self.record.positions)):
             self.record.positions[number] = -1
 
-    def mark_model(self, model: torch.nn.Module) -> None:
+    def mark_model(self, model: torch.nn.Module, path: str) -> None:
         """Note what the parameters, gradients and buffers of a model are for."""
-        self.record.models.add(model)
+        self.record.models.add(model, path)
         parameters = list(model.parameters())
         self.mark([*parameters, *model.buffers()], "parameters")
         self.mark([each.grad for each in parameters if each.grad is not None], "gradients")

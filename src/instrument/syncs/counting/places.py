@@ -12,6 +12,7 @@ import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterator
+from itertools import chain, count
 from types import CodeType, FrameType
 from typing import Any
 
@@ -97,7 +98,8 @@ class Places:
 
     Args:
         path: returns the names of the regions that are open on this thread.
-        on_model: called with each module before its first call, unless a module around it was called before.
+        on_model: called with each module and its path before its first call, unless a module around it was called
+            before.
         on_module: called at each call of a module outside the backward pass, with the names of those that run,
             each relative to the one around it.
 
@@ -108,7 +110,7 @@ class Places:
     def __init__(
         self,
         path: Callable[[], tuple[str, ...]],
-        on_model: Callable[[Any], None],
+        on_model: Callable[[Any, str], None],
         on_module: Callable[[tuple[str, ...]], None],
     ) -> None:
         self.places: list[Place] = []
@@ -293,10 +295,14 @@ def _code_of(function: Any) -> Any:
 
 
 class _ModuleNames:
-    """The paths of modules: from the outermost one that the program calls, which has the name of its class."""
+    """The paths of modules: from the outermost one that the program calls, which has the name of its class.
 
-    def __init__(self, on_model: Callable[[Any], None]) -> None:
+    Models of one class have numbers, such as "Net" and "Net_2", unless they hold no parameters, as loss functions.
+    """
+
+    def __init__(self, on_model: Callable[[Any, str], None]) -> None:
         self._on_model = on_model
+        self._roots: dict[str, weakref.ref[Any]] = {}
         self._known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
     def path(self, module: Any, outer: str) -> str:
@@ -304,12 +310,23 @@ class _ModuleNames:
         known = self._known.get(id(module))
         if known is not None and known[0]() is module:
             return known[1]
-        self._on_model(module)
         name = type(module).__name__
-        path = f"{outer}.{name}" if outer else name
+        path = self._root(module, f"{outer}.{name}" if outer else name)
+        self._on_model(module, path)
         for inner, held in module.named_modules():
             if not outer or id(held) not in self._known:
                 self._known[id(held)] = weakref.ref(held), f"{path}.{inner}" if inner else path
+        return path
+
+    def _root(self, module: Any, name: str) -> str:
+        """Return a name that no other living model has."""
+        if next(module.parameters(), None) is None:
+            return name
+        numbered = (f"{name}_{number}" for number in count(2))
+        path = next(
+            each for each in chain((name,), numbered) if each not in self._roots or not self._roots[each]()
+        )
+        self._roots[path] = weakref.ref(module)
         return path
 
 

@@ -53,7 +53,7 @@ class CallRecorder:
         steps: Steps,
         path: Callable[[], tuple[str, ...]],
         memory: Callable[[Any], Memory],
-        on_model: Callable[[Any], None],
+        on_model: Callable[[Any, str], None],
         on_module: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._steps = steps

@@ -286,13 +286,13 @@ _TOO_EARLY = (
 )
 
 
-def _unwatched(function: Callable[[Any], None]) -> Callable[[Any], None]:
+def _unwatched(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function that looks at tensors without the modes, which cost 20 us a look."""
 
     @guard.contained("telling what memory is for")
-    def call(value: Any) -> None:
+    def call(*args: Any) -> None:
         with torch._C.DisableTorchFunction():
-            function(value)
+            function(*args)
 
     return call
 
