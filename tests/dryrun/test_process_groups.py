@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from instrument.forecast.recorded import step_calls
 from instrument.syncs.dryrun.report import DryRunReport
 from instrument.syncs.dryrun.run import dry_run_file
 
@@ -81,3 +82,27 @@ def test_the_environment_is_restored_if_the_group_cannot_end(
             dry_run_file(file, None, ranks=4)
     torch.distributed.destroy_process_group()
     assert "WORLD_SIZE" not in os.environ
+
+
+def test_groups_without_a_description_are_told_apart(tmp_path: Path) -> None:
+    """Each collective is as large as its own group, and a group is shown by its description if it has one."""
+    make = (
+        "groups = [dist.new_group([0, 1]), dist.new_group([0, 1, 2]), dist.new_group([0, 3], group_desc='data')]"
+    )
+    report = run(tmp_path, f"{make}\n    for each in groups: dist.all_reduce(x, group=each)", 4)
+    assert report.counts is not None
+    step = report.counts.step
+    calls = step_calls(step.span, 4)
+    assert [call.collective.ranks for call in calls if call.collective] == 2 * [2, 3, 2]
+    shown = {each.group: each.count for each in step.collectives}
+    assert "undefined" not in shown
+    assert shown["data"] == 2
+
+
+def test_an_unknown_group_has_all_ranks(tmp_path: Path) -> None:
+    """A collective whose group is not known is not free."""
+    report = run(tmp_path, "dist.all_reduce(x)", 4)
+    assert report.counts is not None
+    span = report.counts.step.span
+    span.record.groups.clear()
+    assert {call.collective.ranks for call in step_calls(span, 4) if call.collective} == {4}

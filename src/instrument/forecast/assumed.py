@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
 def as_recorded(span: Span, memory: MemoryUse | None, ranks: int = 1) -> Plan:
     """Return the step as the program runs it, as the first of so many ranks."""
-    return Plan(step_calls(span), stream_notes(span), memory.peak_bytes if memory else None, ranks)
+    return Plan(step_calls(span, ranks), stream_notes(span), memory.peak_bytes if memory else None, ranks)
 
 
 def assumed(parallel: Parallel, span: Span, memory: MemoryUse, models: Models, ranks: int) -> Plan:

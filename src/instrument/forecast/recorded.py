@@ -9,7 +9,6 @@ import torch
 
 from ..syncs.counting.calls import Call, Span, TensorInfo
 from ..syncs.counting.kernels import launches_of
-from ..syncs.counting.step_counts import group_of
 from ..syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote
 from ..syncs.counting.work import work_of
 from .links import Collective, Kind
@@ -26,13 +25,18 @@ _KINDS: tuple[tuple[str, Kind], ...] = (
 )  # fmt: skip
 
 
-def step_calls(span: Span) -> list[StepCall]:
-    """Return the operators of a step in their order; those of equal arguments are one object."""
+def step_calls(span: Span, ranks: int = 1) -> list[StepCall]:
+    """Return the operators of a step in their order; those of equal arguments are one object.
+
+    Args:
+        span: the step.
+        ranks: with how many ranks a collective communicates whose process group is not known.
+    """
     known: dict[Call, StepCall] = {}
     calls = []
     for call, _ in span:
         if call not in known:
-            known[call] = _step_call(call, span.record.groups)
+            known[call] = _step_call(call, group.size if (group := span.record.group_of(call)) else ranks)
         calls.append(known[call])
     return calls
 
@@ -55,12 +59,12 @@ def stream_notes(span: Span) -> list[StreamNote]:
     return sorted([*span.notes, *reversed(waits)], key=lambda note: note.position)
 
 
-def _step_call(call: Call, groups: dict[str, int]) -> StepCall:
+def _step_call(call: Call, ranks: int) -> StepCall:
     launches = launches_of(call).works
     if launches and launches[0].family == "collective":
         name = call.name.rpartition("::")[2]
         does: Kind = next((kind for part, kind in _KINDS if part in name), "broadcast")
-        return StepCall(None, collective=Collective(does, launches[0].bytes, groups.get(group_of(call), 1)))
+        return StepCall(None, collective=Collective(does, launches[0].bytes, ranks))
     if all(launch.family == "memcpy" and launch.source != launch.target for launch in launches):
         return StepCall(None)  # launches nothing, or copies from or to the CPU
     schema = call.operator._schema.arguments

@@ -2,34 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 FAKE = "fake"
 """The name of the backend that sends nothing."""
 
-
-def group_name(argument: Any) -> str:
-    """Return "group " and the name of the process group that an operator takes; "" for anything else."""
-    group = _unboxed(argument)
-    return f"group {group.group_desc or group.group_name}" if group is not None else ""
+_NO_DESCRIPTION = "undefined"
 
 
-def group_of(argument: Any) -> tuple[str, int] | None:
-    """Return the name and the size of a process group that an operator takes; None for anything else.
+class Group(NamedTuple):
+    """A process group.
+
+    Attributes:
+        name: tells it from all others.
+        shown: its description, or its name if it has none.
+        size: the number of its ranks.
+    """
+
+    name: str
+    shown: str
+    size: int
+
+
+def group_of(argument: Any) -> Group | None:
+    """Return a process group that an operator takes; None for anything else.
 
     Args:
         argument: a process group, or its name.
     """
     import torch
 
+    group = _unboxed(argument)
     if isinstance(argument, str):
         resolve = getattr(torch.distributed.distributed_c10d, "_resolve_process_group", None)
         try:
-            return (argument, resolve(argument).size()) if resolve is not None else None
+            group = resolve(argument) if resolve is not None else None
         except (LookupError, RuntimeError, ValueError):  # another text
             return None
-    group = _unboxed(argument)
-    return (group.group_desc or group.group_name, group.size()) if group is not None else None
+    if group is None:
+        return None
+    described = group.group_desc not in ("", _NO_DESCRIPTION)
+    return Group(group.group_name, group.group_desc if described else group.group_name, group.size())
 
 
 def _unboxed(argument: Any) -> Any:

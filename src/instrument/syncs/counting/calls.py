@@ -16,10 +16,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 
+from ...base.compat.distributed import Group
 from ...base.findings import Site
 from .streams import StreamNote
 
 Phase = Literal["forward", "backward", "recomputed", "optimizer"]
+GROUP = "group "
+"""Begins the name of a process group among the arguments of a call."""
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recomputed", "optimizer")
 Memory = Literal["gpu", "cpu", "pinned"]
 
@@ -182,7 +185,7 @@ class CallRecord:
         marks: where steps begin: a number of operators, and the number of the step (1 is the first; 0 before the
             first update, None before an optimizer is made).
         notes: what orders the work of streams.
-        groups: the size of each process group that collectives took, by its name.
+        groups: the process groups that collectives took, by their names.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -190,10 +193,15 @@ class CallRecord:
     order: array[int] = field(default_factory=lambda: array("i"))
     marks: list[tuple[int, int | None]] = field(default_factory=list)
     notes: list[StreamNote] = field(default_factory=list)
-    groups: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.order) // 2
+
+    def group_of(self, call: Call) -> Group | None:
+        """Return the process group of a collective; None if it is not known."""
+        names = [each.removeprefix(GROUP) for each in call.arguments if isinstance(each, str)]
+        return next((self.groups[name] for name in names if name in self.groups), None)
 
     def span(self, begin: int = 0, end: int | None = None) -> Span:
         """Return the operators from the one with number ``begin`` to the one before ``end``."""

@@ -10,11 +10,11 @@ from typing import Protocol
 from ...base.findings import SyncFinding
 from ...base.numbered_names import Path, joined_paths
 from ...explain.contract.numbers import KERNELS, WITHOUT_KERNEL, Number, Numbers, Spot
-from .calls import PHASES, Call, Place
+from .calls import PHASES, Place
 from .compilation import EventKind
 from .counts import Counts
 from .launches import Launch
-from .step_counts import StepCounts, group_of
+from .step_counts import StepCounts
 
 _NO_WORD = re.compile(r"[^\w:-]+")
 _KINDS = ("matmul", "attention", "convolution")
@@ -115,10 +115,10 @@ def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
             parts[".".join(words[:length])][spot] += value
 
     for call, place, times in step.span.counted():
-        about, spot = step.prices[call], _spot(place)
+        about, spot, group = step.prices[call], _spot(place), step.span.record.group_of(call)
         add("operators", spot, times)
         for launch in about.launches.works:
-            for name, value in _of_launch(launch, call):
+            for name, value in _of_launch(launch, group.shown if group else ""):
                 add(name, spot, value * times)
         if about.kernels:
             add("read_bytes", spot, about.work.read * times)
@@ -128,7 +128,7 @@ def _of_operators(step: StepCounts) -> dict[str, Counter[Spot]]:
     return parts
 
 
-def _of_launch(launch: Launch, call: Call) -> list[tuple[str, int]]:
+def _of_launch(launch: Launch, group: str) -> list[tuple[str, int]]:
     """Return the names of the numbers that a launch adds to, and how much."""
     if launch.family == "memcpy" and (launch.source, launch.target) != ("gpu", "gpu"):
         to_gpu = launch.target == "gpu"
@@ -139,7 +139,7 @@ def _of_launch(launch: Launch, call: Call) -> list[tuple[str, int]]:
         return [(f"{launch.family}s", 1)]
     kernel = [(f"kernels.{launch.family}", 1)]
     if launch.family == "collective":
-        group = _NO_WORD.sub("_", group_of(call).removeprefix("mesh_"))
+        group = _NO_WORD.sub("_", group.removeprefix("mesh_"))
         kernel += [
             ("collectives", 1),
             (f"collective_bytes.{group}" if group else "collective_bytes", launch.bytes),

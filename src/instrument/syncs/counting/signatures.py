@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...base.compat import distributed
+from .calls import GROUP
 
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _VALUES = frozenset((
@@ -106,4 +107,5 @@ def plain_value(value: Any) -> Any:
         return str(value)
     if isinstance(value, torch.Generator):
         return "Generator"
-    return distributed.group_name(value) or str(value)
+    group = distributed.group_of(value)
+    return f"{GROUP}{group.name}" if group is not None else str(value)

@@ -210,7 +210,8 @@ def step_counts(number: int, span: Span, prices: Prices, synchronizations: int, 
                 direction, pinned = _direction(launch.source, launch.target)
                 _add(copies.setdefault((direction, pinned), [0, 0]), launch, times)
             elif launch.family == "collective":
-                _add(collectives.setdefault((call.name, group_of(call)), [0, 0]), launch, times)
+                group = span.record.group_of(call)
+                _add(collectives.setdefault((call.name, group.shown if group else ""), [0, 0]), launch, times)
         if about.kernels:
             launching += times
             compiled += about.kernels * times * place.compiled
@@ -241,14 +242,6 @@ def _add(total: list[int], launch: Launch, times: int) -> None:
 
 def _direction(source: Memory, target: Memory) -> tuple[Direction, bool]:
     return ("H2D", source == "pinned") if target == "gpu" else ("D2H", target == "pinned")
-
-
-def group_of(call: Call) -> str:
-    """Return the name of the process group of a collective; empty if it is not known."""
-    names = [argument for argument in call.arguments if isinstance(argument, str)]
-    return next((name for name in names if name.startswith("group ")), names[-1] if names else "").removeprefix(
-        "group "
-    )
 
 
 _CLIPPING = f"{os.sep}nn{os.sep}utils{os.sep}clip_grad.py"

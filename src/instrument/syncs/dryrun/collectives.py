@@ -151,8 +151,8 @@ def _note(state: RunState, func: Any, args: Sequence[Any], out: Any) -> Any:
     if func._schema.name.endswith(_WAIT):
         state.note_stream("wait", None, _identity(args[0]))
         return None
-    for name, size in filter(None, map(distributed.group_of, args)):
-        state.note_group(name, size)
+    for group in filter(None, map(distributed.group_of, args)):
+        state.note_group(group)
     results = list(out) if isinstance(out, (list, tuple)) else [out]
     if results and isinstance(results[-1], torch.ScriptObject) and state.ranks > 1:
         # The reducer of DistributedDataParallel asks for what it reduced; others must not be kept in memory.

@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ...base.compat.distributed import Group
 from ...base.findings import NOT_COVERED, Direction, Site
 from ...base.guard import guard
 from ...explain.waits import sites
@@ -285,10 +286,10 @@ class RunState:
             record = self.calls.record
             record.notes.append(StreamNote(len(record), kind, stream, event))
 
-    def note_group(self, name: str, size: int) -> None:
-        """Note the size of the process group of a collective."""
+    def note_group(self, group: Group) -> None:
+        """Note the process group of a collective."""
         if self.calls is not None:
-            self.calls.record.groups[name] = size
+            self.calls.record.groups[group.name] = group
 
     def count_copy(
         self, tensor: Any, target: Memory, *, dtype: torch.dtype | None = None, non_blocking: bool = False,
