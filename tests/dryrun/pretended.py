@@ -15,7 +15,7 @@ class Noted:
         self.waits: list[str] = []
         self.gaps: list[str] = []
 
-    def record_sync(self, op: str, cause: str = "") -> None:
+    def record_sync(self, op: str, cause: str = "", **_: object) -> None:
         self.waits.append(op)
 
     def note_stream(self, kind: str, stream: int | None, event: int = 0) -> None:

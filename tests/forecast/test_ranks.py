@@ -171,3 +171,41 @@ def test_streams_run_side_by_side(tmp_path: Path) -> None:
         found = plan(report, 1)
         times.append(step_time(found.calls, GPUS["h100"], packaged_table(), found.notes).ns)
     assert times[0] > 1.8 * times[1]
+
+
+@pytest.mark.parametrize(
+    ("wait", "waits"),
+    [
+        ("torch.cuda.synchronize()", True),
+        ("side.synchronize()", True),
+        ("after.synchronize()", True),
+        ("before.synchronize()", False),
+        ("torch.cuda.current_stream().synchronize()", False),
+        ("small.item()", False),
+        ("small.cpu()", False),
+    ],
+)
+def test_the_cpu_waits_for_what_it_is_told_to(tmp_path: Path, wait: str, waits: bool) -> None:
+    """For all streams, one of them, or an event; a copy and `item` wait for the current stream."""
+    file = tmp_path / "streams.py"
+    file.write_text(
+        "import torch\n"
+        "side, x = torch.cuda.Stream(), torch.ones(8192, 8192, device='cuda')\n"
+        "small = torch.ones(1, device='cuda')\n"
+        "optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1, device='cuda'))])\n"
+        "for _ in range(2):\n"
+        "    with torch.cuda.stream(side):\n"
+        "        before = side.record_event()\n"
+        "        y = x + 1\n"
+        "        after = side.record_event()\n"
+        f"    {wait}\n"
+        "    z = x * 2\n"
+        "    optimizer.step()\n"
+    )
+    report = dry_run_file(file, None, fake=True, steps=2)
+    assert report.error is None
+    found = plan(report, 1)
+    assert "synchronize" in {note.kind for note in found.notes}
+    one = step_time(found.calls[:1], GPUS["h100"], packaged_table()).ns
+    time = step_time(found.calls, GPUS["h100"], packaged_table(), found.notes).ns
+    assert (time > 1.8 * one) == waits

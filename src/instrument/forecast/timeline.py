@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..syncs.counting.streams import COMMUNICATION, DEFAULT, StreamNote
+from ..syncs.counting.streams import ALL, COMMUNICATION, DEFAULT, StreamNote
 from .links import Collective
 from .operations import Operation
 
@@ -55,7 +55,7 @@ def timeline(
             elif note.kind == "record":
                 events[note.event] = done.get(note.stream, 0.0)
             elif note.kind == "synchronize":
-                cpu = max(cpu, done.get(note.stream, 0.0))
+                cpu = max(cpu, _awaited(note, done, events))
             else:
                 done[note.stream] = max(done.get(note.stream, 0.0), events.get(note.event, 0.0))
             note = next(waiting)
@@ -70,3 +70,10 @@ def timeline(
             else:
                 done[current] = begin + ns
     return max(cpu, *done.values()), busy
+
+
+def _awaited(note: StreamNote, done: dict[int, float], events: dict[int, float]) -> float:
+    """Return when what the CPU waits for is done."""
+    if note.event:
+        return events.get(note.event, 0.0)
+    return max(done.values()) if note.stream == ALL else done.get(note.stream, 0.0)

@@ -148,10 +148,10 @@ class CallRecorder:
         told_apart = given if mixed else [given[place] for place in signature.scalars]
         return (signature, *map(self._memory, told_apart)) if told_apart else signature
 
-    def note_wait(self, stream: int, *, in_next: bool) -> None:
-        """Note that the CPU waits for a stream now, or in the operator that is recorded next."""
+    def note_wait(self, stream: int, event: int, *, in_next: bool) -> None:
+        """Note that the CPU waits for a stream or an event now, or in the operator that is recorded next."""
         if not self._steps.in_unwanted_step:
-            self.record.notes.append(StreamNote(len(self.record) + in_next, "synchronize", stream))
+            self.record.notes.append(StreamNote(len(self.record) + in_next, "synchronize", stream, event))
 
     def _append(self, key: Any, call: Call) -> int:
         self.record.calls.append(call)

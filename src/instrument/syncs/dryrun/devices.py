@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ...explain.waits.operations import EVENT, STREAM
+from ..counting.streams import ALL
 from .state import RunState
 
 CUDA = 1  # the number of the device type
@@ -201,12 +202,12 @@ class Gpus:
             "_cuda_getCurrentRawStream": lambda index: self.of(self.current_stream(index)).cuda_stream,
             "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
             "_cuda_setStream": self.select_stream,
-            "_cuda_synchronize": lambda: self.log.record_sync("synchronize"),
+            "_cuda_synchronize": lambda: self.log.record_sync("synchronize", stream=ALL),
             "_cuda_isCurrentStreamCapturing": lambda: self.thread.capturing,
             "_cuda_sleep": lambda cycles: None,
             "_accelerator_getStream": lambda index: self.of(self.current_stream(index)),
             "_accelerator_setStream": lambda stream: self.select_stream(stream.stream_id, stream.device_index),
-            "_accelerator_synchronizeDevice": lambda index: self.log.record_sync("synchronize"),
+            "_accelerator_synchronizeDevice": lambda index: self.log.record_sync("synchronize", stream=ALL),
         }
 
     def capability(self, device: Any = None, /) -> dict[str, Any]:
@@ -355,7 +356,7 @@ class Stream(Pretended):
 
     def synchronize(self) -> None:
         """Synchronize this stream."""
-        self._gpus.log.record_sync("synchronize", STREAM)
+        self._gpus.log.record_sync("synchronize", STREAM, stream=self.stream_id)
 
     def __enter__(self) -> Stream:
         self._outside.append((self._gpus.current_stream(self.device_index), self._gpus.current))
@@ -410,7 +411,7 @@ class Event(Pretended):
 
     def synchronize(self) -> None:
         """Wait for the work before this event."""
-        self._gpus.log.record_sync("synchronize", EVENT)
+        self._gpus.log.record_sync("synchronize", EVENT, event=id(self))
 
     def elapsed_time(self, end_event: Any) -> float:
         """Return the milliseconds between two events, at least a microsecond."""

@@ -329,8 +329,9 @@ class RunState:
             thread.call = outer
 
     def record_sync(
-        self, op: str, cause: str = "", direction: Direction | None = None, size: int | None = None
-    ) -> None:
+        self, op: str, cause: str = "", direction: Direction | None = None, size: int | None = None, *,
+        stream: int | None = None, event: int = 0,
+    ) -> None:  # fmt: skip
         """Record a synchronization of the calling thread, at most once for each call of a torch function.
 
         Args:
@@ -338,6 +339,8 @@ class RunState:
             cause: why it synchronizes; if empty, the cause in the table of operations.
             direction: the direction of its copy.
             size: the size of its copy in bytes.
+            stream: the number of the stream that the CPU waits for, or `ALL`; None is the current one.
+            event: the event that it waits for; 0 if it waits for a stream.
         """
         thread = self.thread
         if thread.quiet_depth:
@@ -353,11 +356,12 @@ class RunState:
         if _is_profiler_stop(frame):
             return
         if self.calls is not None:
-            self.calls.note_wait(thread.stream, in_next=thread.in_check)
-        event = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
-        self.recorder.add(event)
-        if event.allowed is None:
-            self.budget.count_sync(event)
+            stream = thread.stream if stream is None else stream
+            self.calls.note_wait(stream, event, in_next=thread.in_check)
+        found = self.recorder.make_event(name_of_operator(op), cause, frame, direction=direction, bytes=size)
+        self.recorder.add(found)
+        if found.allowed is None:
+            self.budget.count_sync(found)
 
     def note_cpu_selection(self) -> None:
         """Record the first user line that selects the CPU by a variable, which may hold an earlier choice."""
