@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Literal, NamedTuple
 
 from ..base.units import size
@@ -201,7 +202,7 @@ def _exchange(
         schedule.copy(at, shares[path])
     order = list(backward)
     gathered = schedule.send(backward[order[0]], "all-gather", shares[order[0]], stream=_GATHERING) if order else 0
-    for path, following in zip(order, [*order[1:], None], strict=True):
+    for path, following in zip_longest(order, order[1:]):
         begun.append(_begin(schedule, backward[path], gathered, begun))
         schedule.copy(backward[path], shares[path])
         if following is not None:
