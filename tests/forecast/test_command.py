@@ -176,6 +176,25 @@ def test_a_script_for_one_gpu_needs_to_be_told(batches: Path) -> None:
     assert "the step has no collectives: --gpus 4 needs --parallel, which must be one of dp, fsdp" in err
 
 
+def test_a_script_that_exchanges_data_needs_no_assumption(tmp_path: Path) -> None:
+    """What the script does itself is not done once more."""
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import torch\n"
+        "torch.distributed.init_process_group('nccl')\n"
+        "model = torch.nn.Linear(8, 8).cuda()\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n"
+        "    model(torch.zeros(4, 8, device='cuda')).sum().backward()\n"
+        "    torch.distributed.all_reduce(model.weight.grad)\n"
+        "    optimizer.step()\n"
+    )
+    code, _, err = run("--gpu", "t4", "--gpus", 4, "--parallel", "dp", "--", file)
+    assert code == 2
+    assert "the script exchanges data itself: leave out --parallel" in err
+    assert run("--gpu", "t4", "--gpus", 4, "--", file)[0] == 0
+
+
 def test_a_script_that_fails(tmp_path: Path) -> None:
     """The error is named, and the exit code is 1."""
     file = tmp_path / "broken.py"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -94,3 +95,11 @@ def test_text_says_how_exact_it_is() -> None:
     rows = {line.split()[0]: line for line in text.splitlines() if line[:1].strip()}
     assert "bound, not forecast" in rows["b200"]
     assert "bound" not in rows["l4"].removeprefix("bound by")
+
+
+def test_no_less_than_nothing_is_hidden() -> None:
+    """Rounding may make the exposed time longer than the communication."""
+    (found,) = forecast_of(counted(training_step), [GPUS["l4"]], packaged_table())
+    time = replace(found.time, communication_ns=1000.0, exposed_ns=1000.3)
+    text = "\n".join(lines([replace(found, time=time)]))
+    assert "exposed and 0 ns hidden" in text

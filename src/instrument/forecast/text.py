@@ -49,7 +49,7 @@ def _details(forecast: Forecast) -> Iterator[str]:
     time = forecast.time
     yield f"{forecast.gpu.name}: GPU {duration(time.gpu_ns)}, CPU {duration(time.cpu_ns)} to launch"
     if time.communication_ns:
-        hidden = time.communication_ns - time.exposed_ns
+        hidden = max(time.communication_ns - time.exposed_ns, 0.0)
         yield (
             f"  communication over {LINKS[forecast.gpu.name].name}: {duration(time.communication_ns)}, of which "
             f"{duration(time.exposed_ns)} exposed and {duration(hidden)} hidden; not measured"

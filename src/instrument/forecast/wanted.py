@@ -48,7 +48,8 @@ class Wanted(NamedTuple):
         """Return the forecasts of a run, with the largest batch for each GPU if that is known.
 
         Raises:
-            ValueError: the script uses one GPU, and nobody said what it does on several.
+            ValueError: the script uses one GPU, and nobody said what it does on several, or it uses several, and
+                somebody did.
         """
         assert report.counts is not None
         found = forecast_of(report.counts.step, self.gpus, self.table, self._plan(report))
@@ -61,6 +62,8 @@ class Wanted(NamedTuple):
         """Return the step as each GPU runs it."""
         assert report.counts is not None
         step, memory = report.counts.step, report.memory
+        if self.parallel is not None and step.collectives:
+            raise ValueError('the script exchanges data itself: leave out "parallel"')
         if self.ranks == 1 or step.collectives:
             return as_recorded(step.span, memory, self.ranks)
         if self.parallel is None:
