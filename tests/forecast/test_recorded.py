@@ -102,4 +102,4 @@ def test_no_less_than_nothing_is_hidden() -> None:
     (found,) = forecast_of(counted(training_step), [GPUS["l4"]], packaged_table())
     time = replace(found.time, communication_ns=1000.0, exposed_ns=1000.3)
     text = "\n".join(lines([replace(found, time=time)]))
-    assert "exposed and 0 ns hidden" in text
+    assert "exposed and 0 hidden" in text
