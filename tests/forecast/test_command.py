@@ -133,6 +133,17 @@ def test_the_largest_batch(batches: Path, option: str, words: tuple[str, ...]) -
         assert fits == [True, False]
 
 
+def test_the_largest_batch_is_the_same_in_any_order(batches: Path) -> None:
+    """What is assumed of the memory at the peak depends on the batch that runs, not on what ran before."""
+    found = []
+    for names in ("t4,h100", "h100,t4"):
+        words = ("--json", "--gpu", names, "--gpus", 4, "--parallel", "fsdp", "--batch", "--batch-size")
+        _, out, _ = run(*words, "--", batches, "--batch-size", 1)
+        found.append({each["gpu"]: each["largest_batch"] for each in json.loads(out)})
+    assert found[0] == found[1]
+    assert all(found[0].values())
+
+
 def test_few_runs(batches: Path) -> None:
     """The forecast, two batches and the two at the edge, with one more where it is far; they print once."""
     batches.write_text(BATCHES.replace("print(", "sys.stderr.write('run ')\nprint("))

@@ -88,10 +88,9 @@ class Wanted(NamedTuple):
             ValueError: the script fails with a batch.
         """
         records: dict[int, MemoryRecord] = {}
-        more = 0
+        more: dict[int, int] = {}  # what the GPU holds at the peak beyond the script's own memory, by batch
 
         def attempt(batch: int) -> MemoryRecord:
-            nonlocal more
             if batch not in records:
                 if len(records) == MOST_RUNS:
                     raise _TooManyRunsError
@@ -99,18 +98,17 @@ class Wanted(NamedTuple):
                 if not report.finished or report.allocations is None or report.memory is None:
                     raise ValueError(f"with a batch of {batch} the script ended with {report.ended}")
                 records[batch] = report.allocations
-                more = (self._plan(report).peak_bytes or 0) - report.memory.peak_bytes
+                more[batch] = (self._plan(report).peak_bytes or 0) - report.memory.peak_bytes
                 on_run()
             return records[batch]
 
-        found: list[int | None] = []
-        for gpu in self.gpus:
+        def largest(gpu: Gpu) -> int | None:
             try:
-                attempt(start)
-                found.append(search(attempt, gpu.torch_bytes - more, start))
+                return search(attempt, lambda batch: gpu.torch_bytes - more[batch], start)
             except _TooManyRunsError:
-                found.append(None)
-        return found
+                return None
+
+        return [*map(largest, self.gpus)]
 
 
 class _TooManyRunsError(Exception):

@@ -39,15 +39,15 @@ def largest_batch(
         ValueError: ``start`` is less than 1.
         Exception: what the step raises.
     """
-    return search(lambda batch: _recorded(partial(step, batch), fake, gpu)[0], limit_bytes, start)
+    return search(lambda batch: _recorded(partial(step, batch), fake, gpu)[0], lambda _: limit_bytes, start)
 
 
-def search(run: Callable[[int], MemoryRecord], limit_bytes: int, start: int) -> int:
+def search(run: Callable[[int], MemoryRecord], limit: Callable[[int], int], start: int) -> int:
     """Return the largest batch that fits; see `largest_batch`.
 
     Args:
         run: runs a batch; returns what it allocates.
-        limit_bytes: the memory that there is.
+        limit: returns the memory that there is for a batch that ran, in bytes.
         start: the first batch to try.
 
     Raises:
@@ -59,29 +59,29 @@ def search(run: Callable[[int], MemoryRecord], limit_bytes: int, start: int) -> 
     fitting, failing, batch = 0, None, start
     while failing is None or failing - fitting > 1:
         records[batch] = run(batch)
-        if replayed(records[batch], limit_bytes) is not None:
+        if replayed(records[batch], limit(batch)) is not None:
             fitting = batch
         else:
             failing = batch
-        batch = _next(records, fitting, failing, limit_bytes)
+        batch = _next(records, fitting, failing, limit)
     return fitting
 
 
-def _next(records: dict[int, MemoryRecord], fitting: int, failing: int | None, limit: int) -> int:
+def _next(records: dict[int, MemoryRecord], fitting: int, failing: int | None, limit: Callable[[int], int]) -> int:
     """Return the batch to try next: the one that is expected to be the last that fits, or the one after it.
 
     Args:
         records: by batch tried, what it allocates.
         fitting: the largest one that fits; 0 if none is known.
         failing: the smallest one that does not; None if none is known.
-        limit: the memory that there is.
+        limit: as in `search`.
     """
     tried = sorted(records)
     if len(tried) < 2 or (failing is not None and len(tried) > _TRIES):
         return 2 * fitting if failing is None else (fitting + failing) // 2
     near = tried[-2:] if failing is None else tried[max(tried.index(failing) - 1, 0) :][:2]
     most = min(_LONGEST * tried[-1], failing - 1 if failing is not None else _LONGEST * tried[-1])
-    return max(_last_expected(records, (near[0], near[1]), (fitting, most), limit), fitting + 1)
+    return max(_last_expected(records, (near[0], near[1]), (fitting, most), limit(near[1])), fitting + 1)
 
 
 def _last_expected(
