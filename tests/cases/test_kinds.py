@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from instrument.read.jobs.kinds import OTHERS, READ
+import pytest
+
+from instrument.read.jobs.kinds import OTHERS, READ, kind_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 
@@ -26,3 +29,25 @@ def test_every_other_kind_is_named() -> None:
     assert len({kind.name for kind in OTHERS}) == len(OTHERS)
     assert all(kind.fits or kind.suffixes for kind in OTHERS)
     assert all(len(kind.text) < 160 for kind in OTHERS)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"-" * 9 + b"  " + b"-" * 9 + b"\n" * 65_000,
+        b"-" * 9 + b"  " + b"-" * 65_000,
+        b'{"version": 1, "path": "' + b" " * 65_000,
+    ],
+)
+def test_no_content_takes_long_to_recognize(head: bytes) -> None:
+    """The kind of a file is found in time that does not grow with the square of a run of its bytes."""
+    begin = time.process_time()
+    kind_of(Path("a.txt"), head)
+    assert time.process_time() - begin < 0.5
+
+
+def test_a_diagnosis_of_several_lines() -> None:
+    """A diagnosis is one in whatever way its JSON is laid out."""
+    for gap in (" ", "\n  "):
+        text = f'{{{gap}"version": 1,{gap}"path": "t.json",{gap}"verdict": "x"}}'
+        assert kind_of(Path("d.json"), text.encode()).name == "a diagnosis"

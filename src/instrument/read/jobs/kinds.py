@@ -44,9 +44,10 @@ class Kind:
         return f"it is {self.name}{': ' * bool(self.holds)}{self.holds}"
 
 
-def _begins(pattern: bytes) -> Fits:
+def _begins(pattern: bytes, within: int = 4096) -> Fits:
+    """Return what tells whether a file begins so, by its first ``within`` bytes."""
     compiled = re.compile(pattern, re.DOTALL)
-    return lambda _, head: compiled.match(head)
+    return lambda _, head: compiled.match(head, 0, within)
 
 
 def _one(place: str) -> Read:
@@ -124,7 +125,7 @@ READ = (
     Kind(
         "rocprofv3",
         (".json", ".json.gz"),
-        _begins(rb'(?=.*"rocprofiler-sdk-tool")(?!.*"traceEvents")'),
+        _begins(rb'(?=.*"rocprofiler-sdk-tool")(?!.*"traceEvents")', 1 << 16),
         _one("profilers.rocprof.read_rocprof"),
         "ranges of rocTX, calls of the runtime, GPU work, counters",
     ),
@@ -216,7 +217,7 @@ OTHERS = (
         rb"\s*(?i:<!doctype html|<html|<head|<body)",
     ),
     _other("XML, such as the error message of a store", _DOWNLOAD, rb"\s*<\?xml|\s*<Error>"),
-    _other("a diagnosis", "give its trace instead", rb"\{\s*\"version\": \d+,\s*\"path\": [^\n]*\s*\"verdict\": "),
+    _other("a diagnosis", "give its trace instead", rb"\{\s*\"version\": \d+,\s*\"path\": [^\n]*(?:\n *)?\"verdict\": "),
     _other(
         "a file that a black box wrote beside a trace, with the times of the steps",
         "give the trace instead",
@@ -264,7 +265,7 @@ OTHERS = (
     _other(
         "a printed table of torch.profiler, which has sums and no timeline",
         "give the trace, as prof.export_chrome_trace writes it",
-        rb"\s*-{9,}  -{9,}[- \n]*\s+Name\s",
+        rb"\s*-{9,}  -{9}[- \n]*\n *Name\s",
     ),
     _other(
         "an execution trace (PyTorch ET, Chakra), which has operators and no times",
