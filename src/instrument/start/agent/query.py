@@ -16,7 +16,8 @@ from ...read.tables.table import Array, Table
 from ...read.tables.trace import Trace
 from .answers import shown
 from .columns import Column, column_of, names_of, rows_of
-from .reports import Answer, compiled, context_of, trace_of
+from .expressions import SEARCHED, compiled
+from .reports import Answer, context_of, trace_of
 
 TableName = Literal[
     "kernels", "memcpys", "memsets", "operators", "regions", "modules", "launches", "syncs", "memory", "counters",
@@ -27,7 +28,6 @@ Function = Literal["count", "sum", "mean", "median", "min", "max", "p95"]
 _COMPARE: dict[str, Callable[[Array, Any], Array]] = {
     "==": np.equal, "!=": np.not_equal, "<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal,
 }  # fmt: skip
-_SEARCHED = 2048  # characters of a text
 MOST_ROWS = 500
 
 
@@ -151,7 +151,7 @@ def _holds(column: Column, condition: Filter) -> Array:
 
 def _text_holds(text: str, operation: str, value: str, pattern: re.Pattern[str] | None) -> bool:
     if pattern is not None:
-        return pattern.search(text[:_SEARCHED]) is not None
+        return pattern.search(text[:SEARCHED]) is not None
     return (value in (text, shown(text))) == (operation == "==")
 
 

@@ -20,6 +20,7 @@ from ...explain.waits.audit import audit_syncs
 from ...explain.waits.report import as_dict as syncs_as_dict
 from ...read.tables.trace import Trace
 from .answers import quoted
+from .expressions import SEARCHED, compiled
 
 Answer = dict[str, Any]
 Show = Literal["findings", "time", "metrics", "regions", "idle_gaps", "operators", "job", "memory", "abstained"]
@@ -150,24 +151,8 @@ def diagnosis_answer(diagnosis: Diagnosis, show: Collection[Show], only: str | N
     return {"summary": quoted(diagnosis.verdict, names), **context_of(diagnosis), "data": data}
 
 
-def compiled(name: str, pattern: str | None) -> re.Pattern[str] | None:
-    """Return a compiled regular expression; None without one.
-
-    Raises:
-        ValueError: it is not one, or has more than 200 characters.
-    """
-    if pattern is None:
-        return None
-    try:
-        if len(pattern) > 200:
-            raise ValueError("more than 200 characters")
-        return re.compile(pattern)
-    except (ValueError, re.error, RecursionError) as error:
-        raise ValueError(f'"{name}" must be a regular expression of up to 200 characters: {error}') from None
-
-
 def _matching(rows: list[Any], pattern: re.Pattern[str] | None) -> list[Any]:
-    return rows if pattern is None else [row for row in rows if pattern.search(_name(row))]
+    return rows if pattern is None else [row for row in rows if pattern.search(_name(row)[:SEARCHED])]
 
 
 def _name(row: Any) -> str:

@@ -19,6 +19,7 @@ from ...explain.replay.critical_path import CATEGORY, add_critical_path, critica
 from ...read.kineto.insert_events import check_copy
 from . import recordings, reports
 from .answers import MOST_TOKENS
+from .expressions import check_kernels, compiled
 from .folders import ServedFolders
 from .kept import Kept
 from .query import MOST_ROWS, OF_QUERY, Aggregate, Filter, Query, TableName, query_answer
@@ -167,6 +168,8 @@ class Tools:
         """Predict by a replay how long a step would be with changes; without any, show its critical path."""
 
         def work() -> dict[str, Any]:
+            check_kernels("speed", speed)
+            check_kernels("replace", replace)
             copy = None if out is None else self._served.to_write(out, ".json", ".json.gz")
             diagnosis = self._diagnosis(trace, rank, steps_from)
             reject_snapshot(reports.trace_of(diagnosis))
@@ -266,7 +269,7 @@ class Tools:
 
     def _diagnosis(self, trace: str, rank: int | None, steps_from: str | None) -> Diagnosis:
         path = self._served.to_read(trace)
-        reports.compiled("steps_from", steps_from)
+        compiled("steps_from", steps_from)
         return self._kept.get(
             path, ("trace", rank, steps_from), partial(diagnose, path, rank=rank, steps_from=steps_from)
         )
