@@ -17,14 +17,17 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from instrument.base.errors import TraceError
+from instrument.read.jobs.archives import Allowance, unpack
 from instrument.read.jobs.read import read_any, read_trace, read_traces
+from instrument.read.kineto import text
 from instrument.read.memory.read import read_memory
 from instrument.start.cli import app
 from tests.traces.mutants import bytes_of
@@ -251,11 +254,50 @@ def test_a_link_of_git_annex(tmp_path: Path) -> None:
         read_trace(path)
 
 
+def test_layers_share_one_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the layers of a file unpack to counts together, against the size of the outermost file."""
+    monkeypatch.setattr(text, "_BOMB_BYTES", 0)
+    inner = lzma.compress(random.Random(1).randbytes(1000) + b" " * 200_000)
+    path = tmp_path / "t.json.xz"
+    path.write_bytes(lzma.compress(inner + bytes(200_000)))
+    with pytest.raises(TraceError, match="more than 200 times its size"):
+        read_trace(path)
+
+
+def test_members_in_each_others_way(tmp_path: Path) -> None:
+    """No member of an archive is lost to another whose name becomes the same, or is that of its folder."""
+    path = tmp_path / "ranks.zip"
+    path.write_bytes(zipped(**{f"run/rank{mark}.json": of_rank(rank) for rank, mark in enumerate("?*")}))
+    assert (read_traces(path).ranks, read_traces(path).failed) == ([0, 1], {})
+    for names in (["a.json", "a.json/b.json", "a.json/b.json/c.json"], ["a.json/b.json/c.json", "a.json"]):
+        files = unpacked(tmp_path, zipped(**{name: name.encode() for name in names}))
+        assert sorted(file.read_text() for file in files) == sorted(names)
+
+
+def unpacked(tmp_path: Path, content: bytes) -> list[Path]:
+    """Return the files that an archive unpacks to."""
+    path, folder = tmp_path / "packed", Path(tempfile.mkdtemp(dir=tmp_path))
+    path.write_bytes(content)
+    return unpack(path, content[:300], Allowance(len(content)), folder)
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_members_behind_many_folders(tmp_path: Path, pack: Callable[..., bytes]) -> None:
+    """Folders count as well as files: a trace behind too many of them is not lost in silence."""
+    path = tmp_path / "t.zip"
+    path.write_bytes(pack(**{f"{number}/": b"" for number in range(10_001)}, **{"t.json": TRACE}))
+    with pytest.raises(TraceError, match="more than 10,000 files"):
+        read_trace(path)
+
+
 @pytest.mark.parametrize("damage", range(30))
 def test_damaged_archives(tmp_path: Path, damage: int) -> None:
     """An archive with wrong bytes anywhere is read, or is one error."""
     path = tmp_path / "t.zip"
-    for content in (zipped(**RANKS), tarred("w:gz", **RANKS), PACKED["t.json.xz"]):
+    packed = [zipped(**RANKS), tarred("w:gz", **RANKS), tarred(**RANKS), PACKED["t.json.xz"], PACKED["t.json.bz2"]]
+    with suppress(ImportError):
+        packed.append(import_module("zstandard").compress(TRACE))
+    for content in packed:
         path.write_bytes(bytes_of(random.Random(damage), content))
         try:
             read_any(path)

@@ -10,7 +10,9 @@ import struct
 import tarfile
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -32,12 +34,32 @@ _ERRORS = (
 _Member = tuple[str, Iterator[bytes]]
 
 
+@dataclass
+class Allowance:
+    """How much may be unpacked of a file, in all of its layers together.
+
+    Attributes:
+        packed: the size of the outermost file in bytes.
+        layers: how many layers of archives and compression are left; an archive may hold itself.
+        unpacked: the bytes that were unpacked so far.
+    """
+
+    packed: int
+    layers: int = 3
+    unpacked: int = 0
+
+    def take(self, path: Path, size: int) -> None:
+        """Count ``size`` more bytes; `check_ratio` says what it raises."""
+        self.unpacked += size
+        check_ratio(path, self.unpacked, self.packed)
+
+
 def is_packed(head: bytes) -> bool:
     """Return whether a file with these first bytes, unpacked if it is gzip, is an archive or compressed."""
     return head.startswith((_XZ, _BZIP2, _ZSTD, _ZIP)) or head[257:262] == b"ustar"
 
 
-def unpack(path: Path, head: bytes, folder: Path) -> list[Path]:
+def unpack(path: Path, head: bytes, allowance: Allowance, folder: Path) -> list[Path]:
     """Write what a file holds below a folder: one file or, of an archive, those that are named like traces.
 
     No member is written elsewhere, whatever its name; links are left out.
@@ -45,34 +67,55 @@ def unpack(path: Path, head: bytes, folder: Path) -> list[Path]:
     Args:
         path: the file.
         head: its first bytes, for which `is_packed` is true.
+        allowance: how much may be unpacked.
         folder: an empty folder.
 
     Returns:
         The files.
 
     Raises:
-        TraceError: the archive holds no trace, is damaged or encrypted, or unpacks to more than 200 times its
-            size.
+        TraceError: the archive holds no trace, is damaged or encrypted, or unpacks to more than 200 times the
+            size of the outermost file.
         OSError: the file cannot be opened, or the folder is full.
     """
-    files, unpacked, size = [], 0, path.stat().st_size
+    files, alike = [], Counter[Path]()
     try:
         for name, blocks in _members(path, head):
-            target = folder / _safe(name)
+            target = _free(folder, _safe(name), alike)
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as copy:
                 for block in blocks:
-                    unpacked += len(block)
-                    check_ratio(path, unpacked, size)
+                    allowance.take(path, len(block))
                     copy.write(block)
             files.append(target)
     except TraceError:
         raise
     except (*_ERRORS, OSError) as error:
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a place before the beginning of the file
+        # None is damage of bzip2, and EINVAL a place before the beginning of the file
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise TraceError(path, f"it cannot be unpacked: {error}") from None
     return files
+
+
+def _free(folder: Path, name: Path, alike: Counter[Path]) -> Path:
+    """Return a new path below a folder; a part of the name that is taken gets a number.
+
+    Args:
+        folder: the folder.
+        name: the name, which may have folders of its own.
+        alike: how many files wanted a path that was taken; it is counted on.
+    """
+    *folders, last = name.parts
+    for part in folders:
+        number, wanted = 1, folder / part
+        while (folder := wanted.with_name(f"{number}_{part}") if number > 1 else wanted).is_file():
+            number += 1
+    wanted = target = folder / last
+    while target.exists():
+        alike[wanted] += 1
+        target = wanted.with_name(f"{alike[wanted] + 1}_{last}")
+    return target
 
 
 def _safe(name: str) -> Path:
@@ -100,27 +143,33 @@ def _members(path: Path, head: bytes) -> Iterator[_Member]:
 
 def _of_zip(path: Path) -> Iterator[_Member]:
     with zipfile.ZipFile(path) as archive:
-        names = [info.filename for info in archive.infolist()[: _MOST_MEMBERS + 1] if not info.is_dir()]
-        for name in _chosen(path, names):
+        _check_count(path, archive.infolist())
+        names = dict.fromkeys(info.filename for info in archive.infolist() if not info.is_dir())
+        for name in _chosen(path, list(names)):
             with archive.open(name) as content:
                 yield name, file_blocks(content)
 
 
 def _of_tar(path: Path) -> Iterator[_Member]:
     with tarfile.open(path, "r:") as archive:
-        members = {member.name: member for member in islice(archive, _MOST_MEMBERS + 1) if member.isfile()}
+        entries = list(islice(archive, _MOST_MEMBERS + 1))
+        _check_count(path, entries)
+        members = {member.name: member for member in entries if member.isfile()}
         for name in _chosen(path, list(members)):
             if content := archive.extractfile(members[name]):
                 yield name, file_blocks(content)
 
 
-def _chosen(path: Path, names: Sequence[str]) -> list[str]:
-    """Return the files of an archive that are named like traces, or its only file."""
-    if len(names) > _MOST_MEMBERS:
+def _check_count(path: Path, entries: Sequence[object]) -> None:
+    if len(entries) > _MOST_MEMBERS:
         raise TraceError(
             path,
             f"it is an archive of more than {_MOST_MEMBERS:,} files: unpack it, and give the folder of the traces",
         )
+
+
+def _chosen(path: Path, names: Sequence[str]) -> list[str]:
+    """Return the files of an archive that are named like traces, or its only file."""
     if "data.pkl" in {_posix(name).name for name in names}:
         raise TraceError(path, "it is a file of torch.save, such as a checkpoint, and no trace")
     own = [name for name in names if not ("__MACOSX/" in name or _posix(name).name.startswith("."))]

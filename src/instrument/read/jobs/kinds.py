@@ -217,7 +217,11 @@ OTHERS = (
         rb"\s*(?i:<!doctype html|<html|<head|<body)",
     ),
     _other("XML, such as the error message of a store", _DOWNLOAD, rb"\s*<\?xml|\s*<Error>"),
-    _other("a diagnosis", "give its trace instead", rb"\{\s*\"version\": \d+,\s*\"path\": [^\n]*(?:\n *)?\"verdict\": "),
+    _other(
+        "a diagnosis",
+        "give its trace instead",
+        rb"\{\s*\"version\": \d+,\s*\"path\": [^\n]*(?:\n *)?\"verdict\": ",
+    ),
     _other(
         "a file that a black box wrote beside a trace, with the times of the steps",
         "give the trace instead",

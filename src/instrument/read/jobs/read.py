@@ -31,14 +31,13 @@ from ..tables.table import COLUMNS, KERNEL, TEXT, Array, Strings, Table, TooLarg
 from ..tables.trace import Trace
 from ..tables.work_classes import Collectives, communication_mask
 from .align import collective_kernels
-from .archives import is_packed, unpack
+from .archives import Allowance, is_packed, unpack
 from .kinds import kind_of
 from .ranks import TraceSet, read_ranks
 from .trace_files import Paths, find_trace_files
 from .transfers import Transfers, transfers_of
 
 _HEAD_BYTES = 1 << 16
-_MOST_LAYERS = 3  # of archives and compression; an archive may hold itself
 
 
 def read_trace(path: str | os.PathLike[str], *, steps_from: str | None = None) -> Trace:
@@ -140,38 +139,39 @@ def _not_found(path: str | os.PathLike[str]) -> FileNotFoundError:
     return FileNotFoundError(2, "No such file or folder" + "; git annex get fetches it" * annex, str(path))
 
 
-def read_file(path: Path) -> Trace:
-    """Read one file; errors as `read_trace`."""
-    traces = read_contents(path)
+def read_file(path: Path, allowance: Allowance | None = None) -> Trace:
+    """Read one file; arguments as `read_contents`, errors as `read_trace`."""
+    traces = read_contents(path, allowance)
     if not isinstance(traces, Trace):
         raise TraceError(path, f"it holds the traces of {len(traces)} ranks, which read_traces reads")
     return traces
 
 
-def read_contents(path: Path, layers: int = _MOST_LAYERS) -> Trace | TraceSet:
+def read_contents(path: Path, allowance: Allowance | None = None) -> Trace | TraceSet:
     """Read one file, which may hold the traces of several ranks; errors as `read_trace`.
 
     Args:
         path: the file.
-        layers: how many layers of archives and compression are unpacked.
+        allowance: how much may be unpacked of it; None if it is no copy from an archive.
     """
     try:
-        return _read_file(path, layers)
+        return _read_file(path, allowance or Allowance(0 if str(path) == "-" else path.stat().st_size))
     except TooLargeError as error:
         raise TraceError(path, str(error)) from None
     except MemoryError:
         raise TraceError(path, "its content does not fit into memory") from None
 
 
-def _read_file(path: Path, layers: int) -> Trace | TraceSet:
+def _read_file(path: Path, allowance: Allowance) -> Trace | TraceSet:
     if str(path) == "-":
-        return _read_copies(path, partial(_copied_stream, sys.stdin.buffer), layers)
+        return _read_copies(path, partial(_copied_stream, sys.stdin.buffer), None)
     if not stat.S_ISREG(path.stat().st_mode):
         with path.open("rb") as source:
-            return _read_copies(path, partial(_copied_stream, source), layers)
+            return _read_copies(path, partial(_copied_stream, source), None)
     head = read_head(path, _HEAD_BYTES)
-    if layers and is_packed(head):
-        return _read_copies(path, partial(unpack, path, head), layers - 1)
+    if allowance.layers and is_packed(head):
+        allowance.layers -= 1
+        return _read_copies(path, partial(unpack, path, head, allowance), allowance)
     kind = kind_of(path, head)
     if kind.read is None:
         raise TraceError(path, kind.text)
@@ -186,20 +186,23 @@ def _copied_stream(source: IO[bytes], folder: Path) -> list[Path]:
     return [file]
 
 
-def _read_copies(path: Path, copy: Callable[[Path], list[Path]], layers: int) -> Trace | TraceSet:
+def _read_copies(path: Path, copy: Callable[[Path], list[Path]], allowance: Allowance | None) -> Trace | TraceSet:
     """Read copies of what a file holds; `Trace.args` needs a copy, which is removed with its trace.
 
     Args:
         path: where the content comes from.
         copy: writes the files into a folder, and returns them.
-        layers: as in `read_contents`.
+        allowance: as in `read_contents`.
     """
     folder = Path(tempfile.mkdtemp(prefix="instrument-"))
     try:
         files = copy(folder)
         if len(files) > 1:
             files = find_trace_files(folder).files
-        contents = read_contents(files[0], layers) if len(files) == 1 else read_ranks(folder, read_file)
+        if len(files) == 1:
+            contents = read_contents(files[0], allowance)
+        else:  # in processes, which share no total
+            contents = read_ranks(folder, partial(read_file, allowance=Allowance(0, layers=0)))
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, TraceError):

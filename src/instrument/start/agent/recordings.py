@@ -7,7 +7,7 @@ from typing import Any
 
 from ...base.run_folder import NAME, RUNS, entries_of, files_of, phases_beside
 from ...base.units import counted, parse_size, size
-from ...read.jobs.trace_files import SUFFIXES
+from ...read.jobs.kinds import SUFFIXES
 from ...read.memory.breakdown import compare_peaks
 from ...read.memory.read import chosen_snapshot, read_memory
 from ...read.memory.snapshot import MemorySnapshot, as_dict, changes_as_dict
