@@ -63,7 +63,8 @@ class ServedFolders:
             path: an absolute path, or one relative to a served folder.
 
         Raises:
-            RefusedError: it is not below a served folder, or not there, or a folder in which a link leads out.
+            RefusedError: it is not below a served folder, or not there, or a pipe or device, whose reading may
+                never end, or a folder with one of these or with a link that leads out.
         """
         named = [folder / path for folder in self.folders]
         inside = [each.resolve() for each in named if self.serves(each)]
@@ -77,7 +78,9 @@ class ServedFolders:
                 "Below the served folders there is no such file or folder.", "Call runs to see what there is."
             )
         if found.is_dir():
-            self._check_links(found)
+            self._check_entries(found)
+        elif not found.is_file():
+            raise RefusedError("This is neither a file nor a folder.", "Call runs to see what there is.")
         return found
 
     def to_write(self, name: str, *suffixes: str) -> Path:
@@ -112,11 +115,11 @@ class ServedFolders:
             return False
         return any(target.is_relative_to(folder) for folder in self.folders)
 
-    def _check_links(self, folder: Path) -> None:
-        """Check that no link below a folder leads out of the served ones.
+    def _check_entries(self, folder: Path) -> None:
+        """Check that no link below a folder leads out of the served ones, and that there are no pipes.
 
         Raises:
-            RefusedError: one does, or there are too many files to tell.
+            RefusedError: one does, it holds a pipe or a device, or there are too many files to tell.
         """
         waiting, seen, files = [folder], {folder}, 0
         while waiting:
@@ -128,6 +131,11 @@ class ServedFolders:
                         raise RefusedError(
                             "The folder holds a link that leads out of the folders that this server serves.",
                             "Name a file, or a folder without such a link.",
+                        )
+                    if path.exists() and not (path.is_file() or path.is_dir()):
+                        raise RefusedError(
+                            "The folder holds a pipe or a device.",
+                            "Name a file, or a folder without such a thing.",
                         )
                     if files > _MOST_FILES:
                         raise RefusedError(
