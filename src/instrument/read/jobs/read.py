@@ -5,12 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-import shutil
 import stat
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -204,7 +203,7 @@ def _read_copies(path: Path, copy: Callable[[Path], list[Path]], allowance: Allo
         else:  # in processes, which share no total
             contents = read_ranks(folder, partial(read_file, allowance=Allowance(0, layers=0)))
     except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove_below(folder)
         if isinstance(error, TraceError):
             raise TraceError(path, error.reason) from None
         raise
@@ -214,14 +213,24 @@ def _read_copies(path: Path, copy: Callable[[Path], list[Path]], allowance: Allo
             weakref.finalize(trace.look_up, _remove, trace.path, folder)
             needed.add(trace.path)
         trace.path = path / trace.path.relative_to(base)
-    for file in [file for file in folder.rglob("*") if file.is_file() and file not in needed]:
-        _remove(file, folder)
+    _remove_below(folder, needed)
     if isinstance(contents, TraceSet):
         for reasons in (contents.failed, contents.left_out):
             named = {path / file.relative_to(base): reason for file, reason in reasons.items()}
             reasons.clear()
             reasons.update(named)
     return contents
+
+
+def _remove_below(folder: Path, needed: Collection[Path] = ()) -> None:
+    """Remove a folder but for the files that are needed.
+
+    `shutil.rmtree` opens names relative to open folders, which no guard of the opening of files can resolve.
+    """
+    for file in [file for file in folder.rglob("*") if file.is_file() and file not in needed]:
+        _remove(file, folder)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _remove(file: Path, folder: Path) -> None:
