@@ -78,7 +78,7 @@ def _made(
         return _refused(error.reason, error.advice)
     except TraceError as error:
         return _refused(f"The file cannot be read: {error.reason}", "Call runs to see which others there are.")
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         return _refused(str(error), "Change this argument, and ask again.")
     except OSError as error:
         return _refused(f"The file cannot be opened: {error.strerror}", "Call runs to see what there is.")
