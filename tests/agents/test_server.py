@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import tempfile
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,6 +273,47 @@ def test_folder_with_a_link_that_leads_out(answers: Answers, folder: Path, tmp_p
     assert answer.refused and "a link that leads out" in answer.text
 
 
+def test_pipes(answers: Answers, folder: Path) -> None:
+    """A pipe, which may never end, is not read, nor a folder with one."""
+    (folder / "ranks").mkdir()
+    shutil.copy(GPU_TRACE, folder / "ranks" / "rank0.json")
+    for pipe in ("pipe.json", "ranks/rank1.json"):
+        os.mkfifo(folder / pipe)
+    assert "neither a file nor a folder" in answers.ask("diagnose", trace="pipe.json").text
+    assert "a pipe or a device" in answers.ask("diagnose", trace="ranks").text
+    assert not answers.ask("diagnose", trace="ranks/rank0.json").refused
+
+
+def test_copies_of_an_archive_that_cannot_be_read(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was unpacked is removed, also from folders in the archive."""
+    with zipfile.ZipFile(folder / "runs.zip", "w") as archive:
+        archive.writestr("a/b/t.json", "no trace")
+    (copies := tmp_path / "copies").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    with asked(folder) as made:
+        assert "cannot be read" in made.ask("diagnose", trace="runs.zip").text
+    assert not list(copies.iterdir())
+
+
+def test_steps_of_other_events(answers: Answers, folder: Path) -> None:
+    """The step of an event is the one of its process, of several that overlap; without steps, there is none."""
+    place = {"ph": "X", "pid": 1, "tid": 1}
+    events = [
+        place | {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": start, "dur": 50, "pid": pid}
+        for number, start, pid in ((3, 0, 1), (8, 10, 2))
+    ]
+    events.append(place | {"cat": "cpu_op", "name": "aten::mm", "ts": 20, "dur": 5})
+    for name, some in (("two.json", events), ("none.json", events[2:])):
+        (folder / name).write_text(json.dumps({"traceEvents": some}))
+    steps = [
+        answers.ask("query", trace=name, table="operators", columns=["step"]).data["data"]["rows"]
+        for name in ("two.json", "none.json")
+    ]
+    assert steps == [[[3]], [[None]]]
+
+
 def test_writes_only_into_out(answers: Answers, folder: Path, tmp_path: Path) -> None:
     """Pages and traces are new files in the folder for them; without one nothing is written."""
     out = tmp_path / "out"
@@ -327,6 +371,9 @@ def test_an_error_of_the_server(answers: Answers, monkeypatch: pytest.MonkeyPatc
     answer = answers.ask("plan", trace="trace.json")
     assert answer.refused and "ZeroDivisionError" in answer.text and "division" not in answer.text
     assert not answers.ask("syncs", trace="trace.json").refused
+    monkeypatch.setattr(server.reports, "plan_answer", lambda diagnosis: len(1))
+    answer = answers.ask("plan", trace="trace.json")
+    assert answer.refused and "an error of the server: TypeError" in answer.text
 
 
 @pytest.mark.corpus

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...read.tables.lanes import latest
+from ...read.tables.steps import StepIndex
 from ...read.tables.table import COLUMNS, TEXT, Array, Table
 from ...read.tables.trace import MODULE, Trace
 
@@ -143,7 +143,7 @@ def column_of(trace: Trace, rows: Table, name: str, origin: int) -> Column:
         starts = np.append(trace.runtime.start_ns, 0)[rows.launch]
         return _numbers(name, rows.start_ns - starts, rows.launch >= 0)
     if name == "step":
-        step = rows.step if "step" in rows else _step_at(trace.steps, rows.start_ns)
+        step = _step_of(trace, rows)
         return _numbers(name, np.append(trace.steps.number, -1)[step], step >= 0)
     if name == "thread":
         texts = [each.name or f"thread {each.thread}" for each in trace.threads]
@@ -176,9 +176,10 @@ def _with_unknown(name: str, values: Array) -> Column:
     return Column(name, values.astype(np.int64) if values.dtype.kind == "i" else values, known)
 
 
-def _step_at(steps: Table, times_ns: Array) -> Array:
-    """Return the row of the step in which each time is; -1 for none."""
-    if not len(steps):
-        return np.full(len(times_ns), -1)
-    row = latest(np.zeros(len(steps), int), steps.start_ns, np.zeros(len(times_ns), int), times_ns)
-    return np.where((row >= 0) & (times_ns < np.append(steps.end_ns, 0)[row]), row, -1)
+def _step_of(trace: Trace, rows: Table) -> Array:
+    """Return the step of each row, a row of the steps; -1 for none."""
+    if "step" in rows:
+        return rows.step
+    if not trace.steps:
+        return np.full(len(rows), -1)
+    return StepIndex(trace).rows_at(rows.start_ns, rows.thread if "thread" in rows else np.full(len(rows), -1))
