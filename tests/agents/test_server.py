@@ -292,26 +292,27 @@ def test_copies_of_an_archive_that_cannot_be_read(
         archive.writestr("a/b/t.json", "no trace")
     (copies := tmp_path / "copies").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(copies))
+    monkeypatch.chdir(tmp_path)  # which is neither served nor code
     with asked(folder) as made:
         assert "cannot be read" in made.ask("diagnose", trace="runs.zip").text
     assert not list(copies.iterdir())
 
 
 def test_steps_of_other_events(answers: Answers, folder: Path) -> None:
-    """The step of an event is the one of its process, of several that overlap; without steps, there is none."""
+    """An operator is in the step in which the library counts it, as it does for a step in another; or in none."""
     place = {"ph": "X", "pid": 1, "tid": 1}
     events = [
-        place | {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": start, "dur": 50, "pid": pid}
-        for number, start, pid in ((3, 0, 1), (8, 10, 2))
+        place | {"cat": "user_annotation", "name": f"ProfilerStep#{number}", "ts": start, "dur": length}
+        for number, start, length in ((3, 0, 100), (4, 10, 20))
     ]
-    events.append(place | {"cat": "cpu_op", "name": "aten::mm", "ts": 20, "dur": 5})
-    for name, some in (("two.json", events), ("none.json", events[2:])):
+    events.append(place | {"cat": "cpu_op", "name": "aten::mm", "ts": 50, "dur": 5})
+    for name, some in (("nested.json", events), ("none.json", events[2:])):
         (folder / name).write_text(json.dumps({"traceEvents": some}))
     steps = [
         answers.ask("query", trace=name, table="operators", columns=["step"]).data["data"]["rows"]
-        for name in ("two.json", "none.json")
+        for name in ("nested.json", "none.json")
     ]
-    assert steps == [[[3]], [[None]]]
+    assert steps == [[[4]], [[None]]]
 
 
 def test_writes_only_into_out(answers: Answers, folder: Path, tmp_path: Path) -> None:
