@@ -6,9 +6,7 @@ import json
 import os
 import re
 import shutil
-import tempfile
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -282,20 +280,6 @@ def test_pipes(answers: Answers, folder: Path) -> None:
     assert "neither a file nor a folder" in answers.ask("diagnose", trace="pipe.json").text
     assert "a pipe or a device" in answers.ask("diagnose", trace="ranks").text
     assert not answers.ask("diagnose", trace="ranks/rank0.json").refused
-
-
-def test_copies_of_an_archive_that_cannot_be_read(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What was unpacked is removed, also from folders in the archive."""
-    with zipfile.ZipFile(folder / "runs.zip", "w") as archive:
-        archive.writestr("a/b/t.json", "no trace")
-    (copies := tmp_path / "copies").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(copies))
-    monkeypatch.chdir(tmp_path)  # which is neither served nor code
-    with asked(folder) as made:
-        assert "cannot be read" in made.ask("diagnose", trace="runs.zip").text
-    assert not list(copies.iterdir())
 
 
 def test_steps_of_other_events(answers: Answers, folder: Path) -> None:

@@ -55,6 +55,22 @@ def large_trace(path: Path, events: int = 400_000) -> None:
         file.write('{"ph": "X", "cat": "cpu_op", "name": "end", "pid": 1, "tid": 1, "ts": 1000000, "dur": 1}]}')
 
 
+def test_copies_of_an_archive_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was unpacked is removed under the guard of files, too, also from folders in the archive."""
+    for name in ("served", "copies", "elsewhere"):
+        (tmp_path / name).mkdir()
+    with zipfile.ZipFile(tmp_path / "served" / "runs.zip", "w") as archive:
+        archive.writestr("a/b/t.json", "no trace")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "copies"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+
+    async def conversation(client: Client) -> None:
+        assert "cannot be read" in reply(await client.call_tool("diagnose", {"trace": "runs.zip"})).text
+
+    talk(tmp_path / "served", conversation)
+    assert not list((tmp_path / "copies").glob("instrument-*"))
+
+
 def test_conversation(tmp_path: Path) -> None:
     """A client with the older handshake, too, lists the tools and gets the same answer as text and as data.
 
