@@ -21,7 +21,7 @@ from ...base.errors import TraceError
 from ..kineto.kineto import read_kineto_ranks
 from ..kineto.text import read_blocks
 from ..tables.trace import ReadLosses, Trace
-from .protobuf_messages import Schema, parse
+from .protobuf_messages import Schema, parse, text_of
 
 _SCHEMA: Schema = {
     "PerfettoTrace": {"packet": (1, "Packet*")},
@@ -133,7 +133,7 @@ class _Reader:
         texts = self._texts[packet.sequence]
         if packet.HasField("interned"):
             for kind in ("categories", "names", "annotations", "strings"):
-                texts[kind].update((text.iid, _text(text.name)) for text in getattr(packet.interned, kind))
+                texts[kind].update((text.iid, text_of(text.name)) for text in getattr(packet.interned, kind))
         if packet.HasField("track"):
             self.tracks[packet.track.uuid] = packet.track
         self.render_stages += packet.HasField("render_stage")
@@ -163,7 +163,7 @@ class _Reader:
             kind, own = (
                 ("thread_name", track.thread) if track.HasField("thread") else ("process_name", track.process)
             )
-            yield {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": _text(own.name)}}
+            yield {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": text_of(own.name)}}
 
     def _place(self, uuid: int) -> tuple[int, int | str]:
         """Return the process and the thread of a track; its number, if it has none."""
@@ -172,13 +172,16 @@ class _Reader:
             return 0, uuid & (1 << 31) - 1
         if track.HasField("thread"):
             return track.thread.pid, track.thread.tid
-        return track.process.pid, _text(track.name or track.static_name) or uuid & (1 << 31) - 1
+        return track.process.pid, text_of(track.name or track.static_name) or uuid & (1 << 31) - 1
 
     def _event(self, each: _Slice, begin: int) -> dict[str, Any]:
         event, texts = each.event, each.texts
         args = dict(_arguments(event.annotations, texts))
-        name = _text(event.name) or texts["names"].get(event.name_iid, "")
-        said = [*map(_text, event.categories), *(texts["categories"].get(iid, "") for iid in event.category_iids)]
+        name = text_of(event.name) or texts["names"].get(event.name_iid, "")
+        said = [
+            *map(text_of, event.categories),
+            *(texts["categories"].get(iid, "") for iid in event.category_iids),
+        ]
         category = said[0] if said else _category(name, args)
         pid, tid = self._place(event.track)
         if category.endswith("_api") or category in _OF_ROCPROF:
@@ -212,7 +215,7 @@ def _pair(packets: Iterable[_Slice | int]) -> None:
 
 def _arguments(annotations: Iterable[Any], texts: Mapping[str, Mapping[int, str]]) -> Iterator[tuple[str, Any]]:
     for each in annotations:
-        name = _text(each.name) or texts["annotations"].get(each.name_iid, "")
+        name = text_of(each.name) or texts["annotations"].get(each.name_iid, "")
         yield name, _value(each, texts)
 
 
@@ -222,7 +225,7 @@ def _value(annotation: Any, texts: Mapping[str, Mapping[int, str]]) -> Any:
     if annotation.HasField("string_iid"):
         return texts["strings"].get(annotation.string_iid, "")
     value = next((getattr(annotation, name) for name in _VALUES if annotation.HasField(name)), None)
-    return _text(value) if isinstance(value, bytes) else value
+    return text_of(value) if isinstance(value, bytes) else value
 
 
 def _category(name: str, args: Mapping[str, Any]) -> str:
@@ -234,7 +237,3 @@ def _category(name: str, args: Mapping[str, Any]) -> str:
     if "cbid" in args:
         return "cuda_runtime"
     return "cpu_op" if "::" in name or "Sequence number" in args else "user_annotation"
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "replace")

@@ -61,6 +61,11 @@ def parse(path: Path, schema: Schema, root: str, data: bytes) -> Any:
     return found
 
 
+def text_of(content: bytes) -> str:
+    """Return text, which may hold bytes that are not UTF-8."""
+    return content.decode("utf-8", "replace")
+
+
 PADDING = b"\0" * 16
 """What follows the messages that `fields` reads."""
 

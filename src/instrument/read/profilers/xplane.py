@@ -19,7 +19,7 @@ from ..tables.lanes import map_unique
 from ..tables.links import assemble
 from ..tables.table import Array, Interner, Strings, Tables, TooLargeError, join_parts
 from ..tables.trace import ReadLosses, Thread, Trace
-from .protobuf_messages import PADDING, Schema, fields, parse
+from .protobuf_messages import PADDING, Schema, fields, parse, text_of
 
 _SCHEMA: Schema = {
     "XSpace": {"planes": (1, "XPlane*")},
@@ -66,9 +66,9 @@ def read_xplane(path: Path) -> Trace:
     parts: list[dict[str, Array]] = []
     count = 0
     for plane, line in lines:
-        thread = threads[Thread(_text(plane.name), line.id, _text(line.display_name or line.name))]
+        thread = threads[Thread(text_of(plane.name), line.id, text_of(line.display_name or line.name))]
         names = {
-            each.key: strings[_text(each.value.display_name or each.value.name)] for each in plane.event_names
+            each.key: strings[text_of(each.value.display_name or each.value.name)] for each in plane.event_names
         }
         wanted = {each.key: _STATS[name] for each in plane.stat_names if (name := each.value.name) in _STATS}
         for first in range(0, len(line.events), _AT_ONCE):
@@ -152,7 +152,3 @@ def _said(planes: list[Any], name: bytes) -> int:
         if stat.metadata_id == each.key
     )
     return next(values, -1)
-
-
-def _text(content: bytes) -> str:
-    return content.decode("utf-8", "replace")
