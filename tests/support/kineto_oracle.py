@@ -75,6 +75,7 @@ def expected_rows(events: Sequence[Event]) -> dict[str, list[Row]]:
             rows[kind] += _counters(number, event)
         elif kind is not None:
             rows[kind].append(_row(kind, number, event))
+    _take_others(rows)
     _part_steps(rows)
     for part in rows.values():
         part.sort(key=lambda row: (row["start_ns"], -row["duration_ns"], row["event"]))
@@ -82,6 +83,17 @@ def expected_rows(events: Sequence[Event]) -> dict[str, list[Row]]:
     if rows["steps"] and work and all(row["start_ns"] < rows["steps"][-1]["start_ns"] for row in work):
         rows["steps"].pop()
     return rows
+
+
+def _take_others(rows: dict[str, list[Row]]) -> None:
+    """Make regions of the events that last, in a file without any event of torch.profiler on the CPU."""
+    of_torch = ("operators", "regions", "frames", "runtime", "gpu_regions", "syncs", "memory")
+    if any(rows[kind] for kind in of_torch) or {row["category"] for row in rows["others"]} & {"trace", "overhead"}:
+        return
+    taken = [row for row in rows["others"] if row["duration_ns"] > 0]
+    rows["others"] = [row for row in rows["others"] if row["duration_ns"] <= 0]
+    unknown = {"category": "", "external": -1, "correlation": -1}
+    rows["regions"] = [row | {name: value for name, value in unknown.items() if name in row} for row in taken]
 
 
 def _kind(event: Event) -> str | None:

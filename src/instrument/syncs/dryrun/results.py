@@ -39,6 +39,7 @@ def is_plain(tensor: Any, mode: FakeTensorMode) -> bool:
     """Return whether ``tensor`` has no properties that matter here but shape, strides, storage and type."""
     return (
         type(tensor) is FakeTensor
+        and tensor.layout is torch.strided  # others have no storage
         and tensor.constant is None
         and tensor.fake_device == _CPU
         and tensor.fake_mode is mode
