@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from instrument.forecast.operations import Operation, Tensor, alignment, operation_of
+from instrument.forecast.operations import UNKNOWN_FAMILY, Operation, Tensor, alignment, operation_of
 
 
 def tensor(*shape: int, type: str = "fp32", stride: tuple[int, ...] | None = None) -> Tensor:
@@ -104,3 +104,11 @@ def test_attention_has_heads_before_or_after_the_length() -> None:
 def test_alignment(sizes: tuple[int, ...], kind: str, expected: int) -> None:
     """16-bit elements are loaded 8 at once only if columns and sums are multiples of 8."""
     assert alignment(sizes, kind) == expected
+
+
+@pytest.mark.parametrize("name", ["mine::add", "mine::mm", "mine::attention.default", "mine::view"])
+def test_operators_of_the_program(name: str) -> None:
+    """One that has the name of an operator of torch is still not that: it is only known to move its tensors."""
+    found = operation(name, [tensor(2, 4, 8, 8), tensor(2, 4, 8, 8)], tensor(2, 4, 8, 8))
+    assert found == Operation(UNKNOWN_FAMILY, "fp32", 0, 4 * 3 * 512, (0,))
+    assert operation("fsdp::split_with_sizes_copy", [tensor(8)], tensor(8)).family == "copy"

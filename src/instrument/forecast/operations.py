@@ -137,10 +137,12 @@ def operation_of(name: str, inputs: Sequence[Tensor], results: Sequence[Tensor])
         inputs: the tensors among its arguments.
         results: the tensors that it returns.
     """
-    name = name.rpartition("::")[2].partition(".")[0]
+    name = name.removeprefix("aten::").removeprefix("fsdp::").partition(".")[0]
     if name in _NO_KERNEL or not (results or inputs):
         return None
     kind = next((each.type for each in inputs if each.type.startswith(("fp", "bf"))), "fp32")
+    if "::" in name:  # an operator of the program's own, which may share its name with one of torch
+        return Operation(UNKNOWN_FAMILY, kind, 0, sum(each.bytes for each in (*inputs, *results)), (0,))
     if name in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"):
         return _matmul(name, inputs, kind)
     if name.startswith("mkldnn_rnn_layer"):
