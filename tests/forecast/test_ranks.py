@@ -10,8 +10,12 @@ import torch
 
 from instrument.forecast.assumed import Parallel, Plan, as_recorded, assumed
 from instrument.forecast.gpus import GPUS
+from instrument.forecast.operations import Operation
+from instrument.forecast.schedule import Schedule
 from instrument.forecast.steps import step_time
 from instrument.forecast.table import packaged_table
+from instrument.forecast.timeline import StepCall
+from instrument.syncs.counting.streams import StreamNote
 from instrument.syncs.dryrun.report import DryRunReport
 from instrument.syncs.dryrun.run import dry_run_file
 
@@ -209,3 +213,14 @@ def test_the_cpu_waits_for_what_it_is_told_to(tmp_path: Path, wait: str, waits: 
     one = step_time(found.calls[:1], GPUS["h100"], packaged_table()).ns
     time = step_time(found.calls, GPUS["h100"], packaged_table(), found.notes).ns
     assert (time > 1.8 * one) == waits
+
+
+def test_a_collective_leaves_the_program_on_its_stream() -> None:
+    """What follows a collective on another stream stays there; the events of each schedule begin anew."""
+    work = StepCall(Operation("copy", "fp32", 0, 8, (0,)))
+    schedules = [Schedule([work, work], [StreamNote(0, "select", 7)], RANKS) for _ in range(2)]
+    assert schedules[0].send(1, "all-reduce", 8) == schedules[1].send(1, "all-reduce", 8)
+    calls, notes = schedules[0].result()
+    assert [call.collective is None for call in calls] == [True, False, True]
+    selected = [(note.position, note.stream) for note in notes if note.kind == "select"]
+    assert selected == [(0, 7), (1, 0), (2, 7)]

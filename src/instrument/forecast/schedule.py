@@ -11,8 +11,8 @@ from .links import Collective, Kind
 from .operations import Operation
 from .timeline import StepCall
 
+_SAME = -4  # the stream that the program selected last
 _FIRST_BUCKET, _BUCKET = 1 << 20, 25 << 20  # bytes; torch.nn.parallel.DistributedDataParallel
-_events = count(-1, -1)  # apart from those of programs, which are positive
 
 
 class Schedule:
@@ -20,14 +20,15 @@ class Schedule:
 
     def __init__(self, calls: Sequence[StepCall], notes: Sequence[StreamNote], ranks: int) -> None:
         self._calls, self._notes, self._ranks = calls, notes, ranks
+        self._events = count(-1, -1)  # apart from those of programs, which are positive
         self._put: dict[int, list[StepCall | StreamNote]] = defaultdict(list)
 
     def send(self, position: int, kind: Kind, number: int, *, stream: int = DEFAULT) -> int:
         """Put a collective of so many bytes after the work of a stream; return its event."""
-        event = next(_events)
+        event = next(self._events)
         self._put[position] += [
             StreamNote(0, "select", stream), StepCall(None, collective=Collective(kind, number, self._ranks)),
-            StreamNote(0, "record", COMMUNICATION, event), StreamNote(0, "select", DEFAULT),
+            StreamNote(0, "record", COMMUNICATION, event), StreamNote(0, "select", _SAME),
         ]  # fmt: skip
         return event
 
@@ -41,7 +42,7 @@ class Schedule:
 
     def record(self, position: int) -> int:
         """Return an event that is over when the work of the default stream up to a position is."""
-        event = next(_events)
+        event = next(self._events)
         self._put[position].append(StreamNote(0, "record", DEFAULT, event))
         return event
 
@@ -50,12 +51,15 @@ class Schedule:
         calls: list[StepCall] = []
         notes: list[StreamNote] = []
         own = defaultdict[int, list[StreamNote]](list)
+        current = DEFAULT
         for note in self._notes:
             own[note.position].append(note)
         for position in range(len(self._calls) + 1):
+            current = next((note.stream for note in reversed(own[position]) if note.kind == "select"), current)
             for put in (*own[position], *self._put[position]):
                 if isinstance(put, StreamNote):
-                    notes.append(put._replace(position=len(calls)))
+                    stream = current if put.stream == _SAME else put.stream
+                    notes.append(put._replace(position=len(calls), stream=stream))
                 else:
                     calls.append(put)
             calls += self._calls[position : position + 1]
