@@ -119,7 +119,7 @@ def _largest_batches(wanted: Wanted, run: Callable[[int], DryRunReport], start: 
             )
         said = True
 
-    with open(os.devnull, "w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):  # noqa: PTH123
+    with Path(os.devnull).open("w", encoding="utf-8") as nothing, contextlib.redirect_stdout(nothing):
         found = wanted.largest_batches(run, start, announce)
     for each, number in zip(wanted.gpus, found, strict=True):
         if number is None:
