@@ -140,7 +140,8 @@ most for all GPUs together, in silence. Where they take longer than half a minut
 
 The memory of a GPU is what its driver reports, less 512 MiB for the CUDA context and its libraries. Whether a
 batch fits is what torch's allocator would say with its default settings: pieces that are free but too small do
-not count. For `--parallel fsdp` the memory of an undivided run is changed by the difference of the peaks.
+not count. With `--parallel`, the script's own allocations are replayed against a limit that is moved
+by the assumed peak minus the recorded one.
 
 ## A table of your own
 

@@ -44,8 +44,8 @@ def step_calls(span: Span, ranks: int = 1) -> list[StepCall]:
 def stream_notes(span: Span) -> list[StreamNote]:
     """Return what orders the calls of a step.
 
-    Nobody is seen to wait where C++ code waits for a collective, as the reducer of DistributedDataParallel does
-    when the last gradients of the backward pass are on their way.
+    C++ code that waits for a collective leaves no note, such as DDP's reducer at the end of the backward pass;
+    such collectives end with the pass that sent them.
     """
     awaited = {note.event for note in span.notes if note.kind == "wait"}
     sent = [note for note in span.notes if note.stream == COMMUNICATION and note.event not in awaited]

@@ -61,9 +61,8 @@ def step_time(calls: Sequence[StepCall], gpu: Gpu, table: Table, notes: Sequence
     The range is twice the mean error to both sides, in which about nine of ten steps lie if errors are normally
     distributed. The errors of families are independent of each other, so that their squares add up, each weighted
     by its share of the time, with that of whole steps: the measured one of this GPU for the share that is like the
-    measured steps, in FP32 and no bound. On top, operators whose time is a
-    bound may take twice as long, and so may collectives. Hosts differ by half of the CPU's time, where that is the
-    limit.
+    measured steps, in FP32 and no bound. On top, operators whose time is a bound may take twice as long, and so
+    may collectives. Hosts differ by half of the CPU's time, where that is the limit.
 
     Args:
         calls: the calls of the step.
