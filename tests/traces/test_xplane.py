@@ -84,6 +84,15 @@ def test_host_and_gpu(tmp_path: Path) -> None:
     assert [trace.runtime.text("name")[row] for row in trace.gpu.launch if row >= 0] == ["hipModuleLaunchKernel"]
 
 
+def test_an_empty_line(tmp_path: Path) -> None:
+    """A line without events, whose start may be 0, does not say when the recording began."""
+    begin = 1_795_954_026_000_000_000
+    event = message((1, 7), (2, 5000), (3, 10**6))
+    lines = message((1, 5), (2, "python"), (3, begin), (4, event)), message((1, 6), (2, "idle"), (3, 0))
+    trace = read_trace(written(tmp_path, message((2, "/host:CPU"), *((3, line) for line in lines))))
+    assert trace.epoch_ns == begin
+
+
 def test_tpu(tmp_path: Path) -> None:
     """The operations of a TPU are its work; the lanes that are derived from them are not."""
     trace = read_trace(written(tmp_path, TPU, HOST))

@@ -6,7 +6,7 @@ start in picoseconds after that of its line, which is a thread of the program or
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,15 +62,10 @@ def read_xplane(path: Path) -> Trace:
     """
     planes = list(parse(path, _SCHEMA, "XSpace", path.read_bytes()).planes)
     strings, threads, limit = Strings(text_limit(path)), Interner[Thread](), event_limit(path)
-    lines = [(plane, line) for plane in planes for line in plane.lines]
     parts: list[dict[str, Array]] = []
     count = 0
-    for plane, line in lines:
+    for plane, line, names, wanted in _lines(planes, strings):
         thread = threads[Thread(text_of(plane.name), line.id, text_of(line.display_name or line.name))]
-        names = {
-            each.key: strings[text_of(each.value.display_name or each.value.name)] for each in plane.event_names
-        }
-        wanted = {each.key: _STATS[name] for each in plane.stat_names if (name := each.value.name) in _STATS}
         for first in range(0, len(line.events), _AT_ONCE):
             part = _columns(line.events[first : first + _AT_ONCE], wanted)
             part["start_ns"] += line.timestamp_ns
@@ -79,7 +74,7 @@ def read_xplane(path: Path) -> Trace:
             count += len(part["name"])
         if count > limit:
             raise TooLargeError(f"it holds more than {limit:,} events, too many for its size")
-    begin = min((line.timestamp_ns for _, line in lines), default=0)
+    begin = min((line.timestamp_ns for plane in planes for line in plane.lines if line.events), default=0)
     epoch_ns = begin if begin > _SINCE_1970 else max(_said(planes, b"profile_start_time"), 0)
     processes = {thread.process: str(thread.process) for thread in threads}
     columns: Tables = {}
@@ -103,6 +98,17 @@ def read_xplane(path: Path) -> Trace:
     if not trace.gpu:
         trace.unread_devices = unread_devices(trace, processes)
     return trace
+
+
+def _lines(planes: list[Any], strings: Strings) -> Iterator[tuple[Any, Any, dict[int, int], dict[int, str]]]:
+    """Yield each plane and line, the strings of the names of its events, and the columns of its stats."""
+    for plane in planes:
+        names = {
+            each.key: strings[text_of(each.value.display_name or each.value.name)] for each in plane.event_names
+        }
+        wanted = {each.key: _STATS[name] for each in plane.stat_names if (name := each.value.name) in _STATS}
+        for line in plane.lines:
+            yield plane, line, names, wanted
 
 
 def _or_empty(names: Mapping[int, int], kind: int) -> int:
