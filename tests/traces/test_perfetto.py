@@ -124,6 +124,27 @@ def test_nested_slices(tmp_path: Path) -> None:
     assert (trace.regions.text("name"), trace.regions.duration_ns.tolist()) == (["a", "b"], [40, 10])
 
 
+def test_texts_that_are_given_anew(tmp_path: Path) -> None:
+    """After a sequence has cleared its state, the numbers of texts mean others; earlier slices keep theirs."""
+    content = thread(1, 5, 5, "main")
+    for at, name in ((10, "forward"), (30, "backward")):
+        content += packet((10, 1), (13, 1), (12, message((2, message((1, 1), (2, name))))))
+        content += packet((8, at), (10, 1), (11, message((9, 1), (10, 1), (11, 1))))
+        content += packet((8, at + 5), (10, 1), (11, message((9, 2), (11, 1))))
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(content)
+    assert read_trace(path).regions.text("name") == ["forward", "backward"]
+
+
+@pytest.mark.parametrize("field", [(58, 64), (59, message((58, 65)))])
+def test_clocks_of_a_sequence(tmp_path: Path, field: tuple[int, int | bytes]) -> None:
+    """Times that are differences are refused, and not taken for absolute ones."""
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(torch_trace() + packet((8, BASE), (10, 1), field))
+    with pytest.raises(TraceError, match="clocks of its own"):
+        read_trace(path)
+
+
 def test_what_is_not_there(tmp_path: Path) -> None:
     """Render stages are counted; a file without slices, and one that is cut off, are named."""
     path = tmp_path / "t.pftrace"

@@ -30,7 +30,10 @@ _SCHEMA: Schema = {
         "sequence": (10, "uint64"),
         "track_event": (11, "TrackEvent"),
         "interned": (12, "Interned"),
+        "flags": (13, "uint64"),
         "render_stage": (53, "bytes"),
+        "clock": (58, "uint64"),
+        "defaults": (59, "Defaults"),
         "track": (60, "Track"),
     },
     "TrackEvent": {
@@ -59,6 +62,7 @@ _SCHEMA: Schema = {
         "annotations": (3, "Text*"),
         "strings": (29, "Text*"),
     },
+    "Defaults": {"clock": (58, "uint64")},
     "Text": {"iid": (1, "uint64"), "name": (2, "bytes")},
     "Track": {
         "uuid": (1, "uint64"),
@@ -72,6 +76,8 @@ _SCHEMA: Schema = {
     "Thread": {"pid": (1, "int64"), "tid": (2, "int64"), "name": (5, "bytes")},
 }
 _BEGIN, _END = 1, 2
+_CLEARED = 1  # a flag: the texts of the sequence so far are void, and their numbers are given anew
+_LAST_CLOCK = 63  # the last of those that give absolute times in ns
 _VALUES = ("string_value", "int_value", "uint_value", "double_value", "bool_value")
 _OF_ROCPROF = {"kernel_dispatch": "kernel", "memory_copy": "gpu_memcpy", "marker_api": "user_annotation"}
 _LANE = re.compile(r"(?:COMPUTE|COPY to) \w+ \[(\d+)\] (?:STREAM|QUEUE|THREAD) \[(\d+)\]")
@@ -82,7 +88,8 @@ def read_perfetto(path: Path) -> Trace:
     """Read the slices of a file, plain or gzip.
 
     Raises:
-        TraceError: protobuf is not installed, the file is damaged, or it has no slice.
+        TraceError: protobuf is not installed, the file is damaged, or it has no slice, or times that are not
+            absolute.
         TooLargeError: the file holds more than a trace of its size can.
         OSError: the file cannot be opened.
     """
@@ -90,6 +97,8 @@ def read_perfetto(path: Path) -> Trace:
         content = b"".join(read_blocks(path, file, ReadLosses()))
     reader = _Reader()
     for packet in parse(path, _SCHEMA, "PerfettoTrace", content).packet:
+        if max(packet.clock, packet.defaults.clock) > _LAST_CLOCK:
+            raise TraceError(path, "its times are of clocks of its own, such as differences, which are not read")
         reader.take(packet)
     if not reader.slices:
         raise TraceError(path, "it has no slices of a program: give a trace of torch.profiler or rocprofv3")
@@ -130,6 +139,8 @@ class _Reader:
 
     def take(self, packet: Any) -> None:
         """Take the next packet."""
+        if packet.flags & _CLEARED:  # earlier slices keep the texts that they began with
+            self._texts.pop(packet.sequence, None)
         texts = self._texts[packet.sequence]
         if packet.HasField("interned"):
             for kind in ("categories", "names", "annotations", "strings"):
