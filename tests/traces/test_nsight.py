@@ -17,6 +17,7 @@ import pytest
 
 from instrument.base.errors import TraceError
 from instrument.read.measures.launches import projection
+from instrument.read.profilers import nsight_report
 from instrument.read.profilers.nsight import read_nsight
 from instrument.read.tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET
 from instrument.read.tables.trace import Coverage, Device, Thread, Trace
@@ -372,6 +373,20 @@ def test_without_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path.write_bytes(b"anything")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(TraceError, match=r"not installed; .* nsys export --type sqlite x\.nsys-rep"):
+        read_nsight(path)
+
+
+def test_an_nsys_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason why an export failed is said even if nsys does not tell its version."""
+    path, program = tmp_path / "x.nsys-rep", tmp_path / "nsys"
+    path.write_bytes(b"anything")
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && exec sleep 60\necho wrong magic >&2; exit 1\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(nsight_report, "_VERSION_SECONDS", 0.2)
+    with pytest.raises(
+        TraceError, match=r"failed: wrong magic\. If the report is newer .*\(of an unknown version\)"
+    ):
         read_nsight(path)
 
 

@@ -39,6 +39,7 @@ LIBRARIES = {"OSRT_API": "osrt", "CUDNN_EVENTS": "cudnn", "CUBLAS_EVENTS": "cubl
 _EVENTS = (KERNELS, GRAPHS, MEMCPYS, MEMSETS, CALLS, SYNCS, RANGES, *LIBRARIES)
 _ROWS = 1 << 40  # an event is the number of its table, times this, plus its row
 _EXPORT_SECONDS = 600
+_VERSION_SECONDS = 20
 _VALUE = "CASE typeof({0}) WHEN 'text' THEN CAST({0} AS BLOB) WHEN 'blob' THEN CAST(hex({0}) AS BLOB) ELSE {0} END"
 _UNSIGNED = (  # SQLite has no unsigned numbers
     f"CASE WHEN typeof({{0}}) = 'integer' AND {{0}} < 0 THEN CAST(printf('%llu', {{0}}) AS BLOB) ELSE {_VALUE} END"
@@ -242,13 +243,16 @@ def _export(path: Path, folder: str) -> Path:
     if done.returncode or not database.exists():
         said = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace").splitlines()
         failed = f"nsys export failed: {said[-1] if said else f'exit code {done.returncode}'}"
-        newer = f"Export a report of a newer version than the nsys here ({_version(nsys)}) where it was recorded"
+        newer = f"If the report is newer than the nsys here ({_version(nsys)}), export it where it was recorded"
         raise TraceError(path, f"{failed}. {newer}: nsys export --type sqlite {path.name}")
     return database
 
 
 def _version(nsys: str) -> str:
-    done = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=_EXPORT_SECONDS)
+    try:
+        done = subprocess.run([nsys, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS)
+    except (OSError, ValueError, subprocess.TimeoutExpired):  # it only adds to an error
+        return "of an unknown version"
     return match[0] if (match := re.search(r"\d+\.\d+[\d.]*", done.stdout)) else "of an unknown version"
 
 
