@@ -1,7 +1,8 @@
 """Questions about real traces: the answers of the tools hold the expected numbers, and no forbidden claim.
 
 `questions.json` has the questions. Each number expected comes from exact arithmetic of another program
-(`tests/data/reference_values.json`), from a line of the list of traces, or is computed here from the raw file.
+(`tests/data/reference_values.json`), was counted in a file of a public repository, which "from" names and
+`tests/data/traces.json` lists, or is computed here from the raw file.
 """
 
 from __future__ import annotations
