@@ -106,9 +106,10 @@ A script for one GPU needs `--parallel`, and the output says what was assumed:
 
 - `dp`: the gradients are copied to buckets of 25 MB as the backward pass completes them, each bucket is
   reduced, and copied back. The buckets take as much memory as the gradients.
-- `fsdp`: each module of the repeated class that holds the most parameters is sharded, and the rest of the
-  model. Parameters are gathered before the forward and the backward pass of a block, one block ahead; gradients
-  are reduced and scattered behind it. A GPU keeps its share of parameters, gradients and optimizer state.
+- `fsdp`: of the modules that are members of a `ModuleList`, `ModuleDict` or `Sequential` and have modules of their
+  own, those of the repeated class that holds the most parameters are sharded, and the rest of the model.
+  Parameters are gathered before the forward and the backward pass of a block, one block ahead; gradients are
+  reduced and scattered behind it. A GPU keeps its share of parameters, gradients and optimizer state.
 
 The time of a collective is that of a ring: its latency, and its bytes at the rate of the link, with the protocol
 that is best for its size. The constants are those by which NCCL itself chooses
