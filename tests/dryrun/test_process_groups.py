@@ -106,3 +106,28 @@ def test_an_unknown_group_has_all_ranks(tmp_path: Path) -> None:
     span = report.counts.step.span
     span.record.groups.clear()
     assert {call.collective.ranks for call in step_calls(span, 4) if call.collective} == {4}
+
+
+SHARDED = """\
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+torch.distributed.init_process_group()
+with torch.device("meta"):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 64))
+fully_shard(model)
+model.to_empty(device="cuda")
+for parameter in model.parameters():
+    nn.init.normal_(parameter)
+model(torch.randn(4, 64, device="cuda")).sum().backward()
+"""
+
+
+def test_parameters_that_are_filled_after_sharding(tmp_path: Path) -> None:
+    """Random numbers for a part of a parameter need no state of the GPU's generator."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    report = dry_run_file(script, None, ranks=4)
+    assert report.finished, report.ended
+    assert report.numbers["collective_bytes"] > 0

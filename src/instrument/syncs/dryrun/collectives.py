@@ -99,21 +99,24 @@ def collectives(state: RunState) -> Iterator[Replacement]:
         yield data_parallel, "_verify_param_shape_across_processes", lambda original: lambda *args, **kwargs: True
         yield distribution.Reducer, "_rebuild_buckets", calling(rebuild)
         yield distribution.Work, "wait", calling(wait)
-        yield from _shapes(state)
+        yield from _dtensors(state)
 
 
-def _shapes(state: RunState) -> Iterator[Replacement]:
-    """Leave out what computes only the shapes of a DTensor."""
+def _dtensors(state: RunState) -> Iterator[Replacement]:
+    """Leave out what a DTensor does beside its operators: shapes, and random states that it reads in C++ code."""
 
     def without_counts(original: Any, *args: Any, **kwargs: Any) -> Any:
         with state.uncounted():
             return original(*args, **kwargs)
 
     try:
+        from torch.distributed.tensor import _dispatch, _random
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
     except ImportError:  # an older version of torch
         return
     yield ShardingPropagator, "_propagate_tensor_meta_non_cached", calling(without_counts)
+    for module in (_dispatch, _random):
+        yield module, "is_rng_supported_mesh", lambda original: lambda mesh: False
 
 
 class _RealIntegers(TorchDispatchMode):  # type: ignore[no-untyped-call, unused-ignore]
