@@ -145,10 +145,10 @@ def test_the_largest_batch_is_the_same_in_any_order(batches: Path) -> None:
 
 
 def test_few_runs(batches: Path) -> None:
-    """The forecast, two batches and the two at the edge, with one more where it is far; they print once."""
+    """The forecast, two batches and the two at the edge, with two more where it is far; they print once."""
     batches.write_text(BATCHES.replace("print(", "sys.stderr.write('run ')\nprint("))
     _, out, err = run("--gpu", "t4", "--batch", "--batch-size", "--", batches, "--batch-size", 4)
-    assert 4 <= err.count("run ") <= 6
+    assert 4 <= err.count("run ") <= 7
     assert out.splitlines()[0] == "batch 4"
     assert out.splitlines()[1].endswith("batch")
 

@@ -106,7 +106,7 @@ def test_lost_ranges_are_found(machine: Machine, tmp_path: Path, monkeypatch: py
         ("kill -KILL $$", "nsys profile was killed by SIGKILL", "shows the error"),
         ("exit 0", "nsys profile wrote no report.sqlite, but nothing", "shows the error"),
         ('touch "$7.qdstrm"', "nsys profile wrote no report.sqlite, but report.qdstrm", "importer"),
-        ('echo no database > "$7.sqlite"', "report.sqlite: it is not an SQLite database", "shows the error"),
+        ('echo no database > "$7.sqlite"', "report.sqlite: damaged database", "shows the error"),
         ('touch "$7.sqlite"', "it is empty", "shows the error"),
         ("printf 'a\\033[31mb\\rlast \\377\\n'; exit 1", "ended with code 1: last \ufffd", "shows the error"),
     ],
