@@ -171,7 +171,7 @@ def test_no_comparison(folder: Path) -> None:
     empty = check(folder, "--baseline", "empty.txt", "--", "train.py")
     assert (empty.returncode, empty.stderr) == (
         2,
-        "instrument: there is no number in empty.txt; --update writes them\n",
+        "instrument: empty.txt contains no numbers; --update writes them\n",
     )
 
 

@@ -165,13 +165,14 @@ def found(program: Program) -> dict[str, Any]:
         return compiling(model, **{**options, "backend": "eager"})
 
     torch.compile = compile_eagerly
-    before = nn.Module.compile
-    nn.Module.compile = lambda module: before(module, backend="eager")  # type: ignore[assignment]
+    module: Any = nn.Module
+    before = module.compile
+    module.compile = lambda module: before(module, backend="eager")
     torch.manual_seed(0)
     try:
         results = program("cpu")
     finally:
-        torch.compile, nn.Module.compile = compiling, before
+        torch.compile, module.compile = compiling, before
     metrics = utils.get_compilation_metrics()
     return {
         "results": results,

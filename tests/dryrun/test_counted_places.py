@@ -236,13 +236,13 @@ class StrangeDescent(Descent):
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters)
-        self.state = []  # type: ignore[assignment]
+        vars(self)["state"] = []
 
 
 def test_strange_models_and_optimizers(lenient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Errors of ours do not reach a program; what cannot be counted is said."""
-    rule = EXTRA[torch.ops.aten.sum.default]
-    monkeypatch.setitem(EXTRA, torch.ops.aten.sum.default, lambda *arguments: rule())  # type: ignore[call-arg]
+    rule: Any = EXTRA[torch.ops.aten.sum.default]
+    monkeypatch.setitem(EXTRA, torch.ops.aten.sum.default, lambda *arguments: rule())
 
     def step() -> None:
         linear = nn.Linear(4, 4).cuda()

@@ -82,6 +82,7 @@ def finished_work(results: list[Any]) -> Any:
     make = getattr(getattr(torch._C, "_distributed_c10d", None), "_create_work_from_future", None)
     if make is None:
         return None
-    future: Any = torch.futures.Future()  # type: ignore[var-annotated, unused-ignore]
+    future_of: Any = torch.futures.Future
+    future = future_of()
     future.set_result(results)
     return make(future)

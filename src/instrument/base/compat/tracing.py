@@ -24,14 +24,14 @@ Change = tuple[Any, str, Callable[[Any], Any]]  # owner, name, and the function 
 def can_follow() -> bool:
     """Return whether this version of torch has all that is needed."""
     try:
-        from torch._dynamo import eval_frame, guards, output_graph, utils
-        from torch._dynamo.types import ConvertFrameReturn  # noqa: F401
+        from torch._dynamo import eval_frame, guards, output_graph, types, utils
         from torch._dynamo.variables.tensor import TensorVariable
         from torch.utils import _python_dispatch
     except ImportError:
         return False
     return (
         hasattr(eval_frame, "_callback_from_stance")
+        and hasattr(types, "ConvertFrameReturn")
         and hasattr(guards.GuardBuilder, "TORCH_FUNCTION_STATE")
         and hasattr(output_graph.OutputGraph, "call_user_compiler")
         and hasattr(utils, "graph_break_reasons")
@@ -114,7 +114,8 @@ def reset() -> None:
     """Have torch.compile forget what it compiled."""
     import torch
 
-    torch.compiler.reset()  # type: ignore[no-untyped-call, unused-ignore]
+    forget: Any = torch.compiler.reset
+    forget()
 
 
 def changes(

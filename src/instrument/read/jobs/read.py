@@ -151,7 +151,7 @@ def read_contents(path: Path, allowance: Allowance | None = None) -> Trace | Tra
 
     Args:
         path: the file.
-        allowance: how much may be unpacked of it; None if it is no copy from an archive.
+        allowance: limits how much it may unpack to; None for a file that did not come out of an archive.
     """
     try:
         return _read_file(path, allowance or Allowance(0 if str(path) == "-" else path.stat().st_size))

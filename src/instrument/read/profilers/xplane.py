@@ -139,7 +139,7 @@ def _columns(events: list[bytes], wanted: Mapping[int, str]) -> dict[str, Array]
 
 
 def _stats(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:
-    """Return the number of the name and the value of each stat; -1 for a value that is no integer."""
+    """Return for each stat the number of its name, and its value, which is -1 if it is not an integer."""
     key, said = np.zeros(len(begins), np.int64), np.full(len(begins), -1)
     for rows, number, value, _ in fields(data, begins, ends):
         for column, which in ((key, number == 1), (said, (number == 3) | (number == 4))):

@@ -132,7 +132,7 @@ def column_of(trace: Trace, rows: Table, name: str, origin: int) -> Column:
         origin: what times are counted from, on the clock of the trace.
 
     Raises:
-        ValueError: there is no such column.
+        ValueError: the table has no column with this name.
     """
     if name not in names_of(rows):
         similar = "".join(f"; similar: {near}" for near in get_close_matches(name, names_of(rows), 1))

@@ -75,7 +75,7 @@ class ServedFolders:
         found = next((each for each in inside if each.exists()), None)
         if found is None:
             raise RefusedError(
-                "Below the served folders there is no such file or folder.", "Call runs to see what there is."
+                "The served folders have no such file or folder.", "Call runs to see what there is."
             )
         if found.is_dir():
             self._check_entries(found)

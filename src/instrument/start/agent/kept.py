@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, TypeVar
 
 from ...base.early_stop import EarlyStop
 
@@ -42,12 +42,12 @@ class Request:
         self.read_bytes += more
 
 
-class _Slot(Generic[T]):
+class _Slot:
     """A thing that is kept, or that a thread is making: others wait for it."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.made: T | None = None
+        self.made: Any = None
 
 
 class Kept:
@@ -55,7 +55,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._slots: OrderedDict[Key, tuple[Key, _Slot[object]]] = OrderedDict()
+        self._slots: OrderedDict[Key, tuple[Key, _Slot]] = OrderedDict()
 
     def get(self, path: Path, options: Key, make: Callable[[], T]) -> T:
         """Return what ``make`` returns for a file or folder with these options.
@@ -65,7 +65,7 @@ class Kept:
         state, key = _state(path), (path, *options)
         with self._lock:
             known = self._slots.get(key)
-            slot = known[1] if known is not None and known[0] == state else _Slot[object]()
+            slot = known[1] if known is not None and known[0] == state else _Slot()
             self._slots[key] = state, slot
             self._slots.move_to_end(key)
             while len(self._slots) > _MOST:
@@ -73,7 +73,8 @@ class Kept:
         with slot.lock:
             if slot.made is None:
                 slot.made = make()
-            return slot.made  # type: ignore[return-value] # of the same options
+            made: T = slot.made
+            return made
 
 
 def _state(path: Path) -> Key:

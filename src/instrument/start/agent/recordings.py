@@ -1,4 +1,4 @@
-"""What an agent is told of the files that are there, and of memory snapshots."""
+"""Describes files, runs and memory snapshots to an agent."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _device(snapshots: list[MemorySnapshot], wanted: int | None) -> int:
     """Return the GPU to show: ``wanted``, or the one whose peak is the highest in all snapshots.
 
     Raises:
-        ValueError: there is no such GPU in all snapshots.
+        ValueError: a snapshot has no memory of this GPU.
     """
     there = sorted(set.intersection(*(set(each.devices) for each in snapshots)))
     if not there or (wanted is not None and wanted not in there):

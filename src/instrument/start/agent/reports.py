@@ -1,4 +1,4 @@
-"""What an agent is told of a trace: the diagnosis, the plan, predictions, comparisons, and waits for the GPU."""
+"""Describes a trace to an agent: its diagnosis, the plan, predictions, comparisons, and waits for the GPU."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Held:
         self.baseline, self.regions = baseline, regions
         self._numbers = NumberFile.read(baseline, conflicts=update) if baseline and baseline.exists() else None
         if self._numbers is not None and not (self._numbers.held or update):
-            raise ValueError(f"there is no number in {baseline}; --update writes them")
+            raise ValueError(f"{baseline} contains no numbers; --update writes them")
         self._tree = RegionTree.read(regions) if regions and not update else None
         self._folder = Path.cwd()  # a script may change it
 

@@ -24,8 +24,8 @@ class Counts:
 
     Attributes:
         first: the first step, with what comes before it since the run or its optimizer began.
-        step: a typical later step: the earliest of those that most later steps equal in operators and tensors; the
-            first one if there is no other.
+        step: a typical later step: the earliest of those that most later steps equal in operators and tensors. If
+            there is a single step, that one.
         steps: the number of steps.
         compiled: what torch.compile did in the run.
         record: all operators in order, with their places.

@@ -336,7 +336,7 @@ def patches(
     """Return what must be patched.
 
     Args:
-        begin_module: is told of each call of a module.
+        begin_module: called with the thread and the module before each call of a module.
         thread_places: returns what is known of the calling thread; None if it is not watched.
     """
 

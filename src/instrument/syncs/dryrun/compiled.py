@@ -128,7 +128,7 @@ class Compiler:
         return out
 
     def _note(self, frame: Any, again: bool, graphs: int, breaks: Sequence[Any]) -> None:
-        """Record what came of a frame."""
+        """Record the graphs, graph breaks and recompilation of a frame that Dynamo compiled."""
         recorder = self._recorder
         recorder.look(sys._getframe(1))
         if recorder.in_unwanted_step:

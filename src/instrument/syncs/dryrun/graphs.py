@@ -101,13 +101,14 @@ def _frames(trace: str | None) -> list[Callable[..., Any]]:
 @lru_cache(maxsize=4096)
 def _frame(file: str, number: int, name: str) -> Callable[..., Any]:
     """Return a function that calls its first argument with the second one, at this line."""
-    code = _TEMPLATE.__code__.replace(co_filename=file, co_firstlineno=number, co_name=name)
+    code: Any = _call.__code__.replace(co_filename=file, co_firstlineno=number - 1, co_name=name)
     if hasattr(code, "co_qualname"):
         code = code.replace(co_qualname=name)
     return FunctionType(code, {})
 
 
-_TEMPLATE: Any = lambda run, node: run(node)  # noqa: E731  (one line, so that the line is that of the code)
+def _call(run: Callable[[Any], Any], node: Any) -> Any:
+    return run(node)  # on the line after the first, which `_frame` counts on
 
 
 def _module(stack: Any) -> str:

@@ -137,7 +137,7 @@ def _recipe(func: Any, given: list[Any], out: Any) -> Recipe | bool:
 
 
 def _made(func: Any, given: list[Any], result: Any) -> _Made | None:
-    """Return how to make a result that is no argument; None if that is not known."""
+    """Return how to make a result that is a new tensor, not an argument; None if that is not known."""
     if not isinstance(result, FakeTensor) or result.layout is not torch.strided or result.is_quantized:
         return None
     if result.requires_grad or result.constant is not None or result.is_inference() or result.is_neg():
