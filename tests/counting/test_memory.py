@@ -14,7 +14,7 @@ from torch.nn import functional
 from instrument.syncs.counting.cuda_memory import A100, H100
 from instrument.syncs.counting.memory_use import MemoryUse
 from instrument.syncs.counting.reductions import shared_bytes
-from instrument.syncs.dryrun.largest_batch import largest_batch, memory_of_step
+from tests.support.step_memory import largest_batch, memory_of_step
 
 from .programs import run
 

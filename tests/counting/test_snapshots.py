@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from instrument.syncs.counting.cuda_memory import H100
-from instrument.syncs.dryrun.largest_batch import memory_of_step
+from tests.support.step_memory import memory_of_step
 
 from . import small_transformer
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from instrument.syncs.counting.cuda_memory import H100
-from instrument.syncs.dryrun.largest_batch import largest_batch, memory_of_step
 from tests import simgpu
 from tests.counting.programs import PROGRAMS, run
 from tests.counting.test_allocator import CONTEXT, MIB
 from tests.simgpu import programs
+from tests.support.step_memory import largest_batch, memory_of_step
 
 pytestmark = [
     pytest.mark.gpu_sim,

@@ -5,45 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from copy import copy
-from functools import partial
 
 import numpy as np
 
-from ..budget import Budget
-from ..counting.calls import CallRecord
-from ..counting.cuda_memory import A100, Gpu
 from ..counting.memory import MemoryRecord
-from ..counting.memory_use import MemoryUse, memory_use, replayed
-from .run import dry_run_context
-
-
-def largest_batch(
-    step: Callable[[int], object], limit_bytes: int, *, fake: bool = False, gpu: Gpu = A100, start: int = 1
-) -> int:
-    """Return the largest batch that fits: the step runs out of memory with one more.
-
-    Allocations grow with the batch along straight lines, so two dry runs tell where it ends, and two more confirm
-    it.
-
-    Args:
-        step: makes the model and trains it with a batch of that many samples; called once for each batch tried.
-        limit_bytes: the memory that the GPU has for torch.
-        fake: as in `dry_run`.
-        gpu: the GPU.
-        start: the first batch to try.
-
-    Returns:
-        The batch; 0 if not even one sample fits.
-
-    Raises:
-        ValueError: ``start`` is less than 1.
-        Exception: what the step raises.
-    """
-    return search(lambda batch: _recorded(partial(step, batch), fake, gpu)[0], lambda _: limit_bytes, start)
+from ..counting.memory_use import replayed
 
 
 def search(run: Callable[[int], MemoryRecord], limit: Callable[[int], int], start: int) -> int:
-    """Return the largest batch that fits; see `largest_batch`.
+    """Return the largest batch that fits; 0 if not even one sample does.
+
+    Allocations grow with the batch along straight lines, so two runs tell where it ends, and two more confirm it.
 
     Args:
         run: runs a batch; returns what it allocates.
@@ -113,32 +85,3 @@ def _last_expected(
 
 _LONGEST = 32  # times the largest batch that was tried: small ones may run other kernels
 _TRIES = 8  # after so many, halve what is left
-
-
-def memory_of_step(
-    step: Callable[[], object], *, fake: bool = False, gpu: Gpu = A100, limit_bytes: int | None = None
-) -> MemoryUse:
-    """Return the memory that ``step`` would use on a GPU, from a dry run.
-
-    Args:
-        step: as in `dry_run`.
-        fake: as in `dry_run`.
-        gpu: the GPU.
-        limit_bytes: as ``limit`` of `memory_use`.
-
-    Raises:
-        Exception: what the step raises.
-    """
-    return memory_use(*_recorded(step, fake, gpu), limit_bytes)
-
-
-def _recorded(step: Callable[[], object], fake: bool, gpu: Gpu) -> tuple[MemoryRecord, CallRecord]:
-    """Return what a step allocates, and its operators."""
-    with dry_run_context(fake, Budget(None)) as run:
-        run.state.code_ran_before = True
-        run.state.allocations.gpu = gpu
-        run.call(step)
-    if run.error is not None:
-        raise run.error
-    assert run.state.calls is not None
-    return run.state.allocations.record, run.state.calls.record
