@@ -24,6 +24,8 @@ from torch import nn
 
 import instrument
 from instrument.syncs import coverage
+from instrument.syncs.budget import Budget
+from instrument.syncs.dryrun.run import dry_run_context
 from instrument.syncs.monitor import monitor
 
 ROOT = Path(__file__).parents[1]
@@ -107,6 +109,34 @@ def dry_run() -> None:
         verdict("step in a dry run to plain", medians["in a dry run"] / medians["plain"], 3)
 
 
+def counting() -> None:
+    """Compare a step of a dry run that counts operators and memory with one that does not, in turn."""
+
+    def train(seconds: list[float]) -> None:
+        with torch.device("cuda"):
+            model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=5000, n_layer=4))
+        optimizer = torch.optim.AdamW(model.parameters())
+        tokens = torch.randint(5000, (2, 64), device="cuda")
+        for _ in range(4):
+            begin = time.perf_counter_ns()
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seconds.append(time.perf_counter_ns() - begin)
+
+    for fake in (False, True):
+        times: dict[str, list[float]] = {"not counted": [], "counted": []}
+        for _ in range(FEW):
+            for name, steps in times.items():
+                inside: list[float] = []
+                with dry_run_context(fake, Budget(None), counts=name == "counted") as run:
+                    run.call(partial(train, inside))
+                steps += inside[1:]
+        medians = {name: statistics.median(values) for name, values in times.items()}
+        show(f"A step of GPT-2 with 4 layers {'without' if fake else 'with'} data", medians, "not counted")
+        verdict("counted step to one that is not", medians["counted"] / medians["not counted"], 1.3)
+
+
 def llama_7b() -> None:
     """Measure a step of Llama 7B with shapes only, in a process of its own, with all its imports."""
     seconds, runs, peaks = [], [], []
@@ -118,7 +148,7 @@ def llama_7b() -> None:
         runs.append(run)
         peaks.append(peak)
     print(f"\nA step of Llama 7B with fake=True: {statistics.median(runs):.2f} s, and the imports of its process")
-    verdict("the process", statistics.median(seconds), 8, "s")
+    verdict("the process, with all counts", statistics.median(seconds), 12, "s")
     verdict("its peak memory", statistics.median(peaks), 500, "MB")
 
 
@@ -210,5 +240,11 @@ if __name__ == "__main__":
         transformers.logging.set_verbosity_error()
         torch.set_num_threads(1)  # more wait for each other where other programs have the cores
         print(f"\ntorch {torch.__version__}, Python {sys.version.split()[0]}, 1 thread")
-        for part in (llama_7b, dry_run, scores, live):  # a process begins with the peak of the one that starts it
+        for part in (
+            llama_7b,
+            dry_run,
+            counting,
+            scores,
+            live,
+        ):  # a process begins with the peak of the one that starts it
             part()

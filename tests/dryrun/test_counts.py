@@ -111,7 +111,8 @@ def test_typical_step() -> None:
     both = counts(training(5))
     assert (2, 5) == (both.step.step, both.steps)
     assert both.first.kernels["fill"] == both.step.kernels["fill"] + 8
-    assert both.record.steps == [2, 3, 4, 5]  # what is before the first update has no number
+    numbers = sorted({step for _, step in both.record.marks if step})
+    assert numbers == [2, 3, 4, 5]  # what is before the first update has no number
 
 
 def test_a_call_without_update_is_one_step() -> None:

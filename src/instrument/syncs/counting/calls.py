@@ -226,11 +226,6 @@ class CallRecord:
                     yield note._replace(position=note.position - begin + before)
             before += end - begin
 
-    @property
-    def steps(self) -> list[int]:
-        """The numbers of the steps that were seen, from 1 on."""
-        return sorted({step for _, step in self.marks if step})
-
 
 def tensors_in(value: Argument) -> Iterator[TensorInfo]:
     """Yield the tensors in an argument, also those in lists."""
