@@ -123,11 +123,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_no_name_in_a_shared_temporary_folder_can_be_predicted() -> None:
-    """Files there come from `tempfile`, which chooses the name; only the doctor names the folder itself."""
+    """Files there come from `tempfile`, which chooses the name; the doctor and the agents' guard only look at it."""
     source = Path(module.__file__).parent.parent
     naming = [
         path.relative_to(source).as_posix()
         for path in source.rglob("*.py")
         if re.search(r"gettempdir|mktemp\(|[\"']/(var/)?tmp", path.read_text(encoding="utf-8"))
     ]
-    assert ["start/doctor/machine.py"] == naming
+    assert ["start/agent/folders.py", "start/doctor/machine.py"] == sorted(naming)

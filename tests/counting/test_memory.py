@@ -183,6 +183,24 @@ def test_the_largest_batch() -> None:
         largest_batch(step, MIB, start=0)
 
 
+@pytest.mark.parametrize("in_what", ["late", "order"])
+def test_the_largest_batch_of_steps_that_differ(in_what: str) -> None:
+    """What is freed after a run costs no tries; another order of allocations costs few."""
+    tried, late = [], []
+
+    def step(batch: int) -> None:
+        tried.append(batch)
+        x = on_gpu(batch * MIB)
+        if in_what == "order" and len(tried) % 2:
+            del x
+            x = on_gpu(batch * MIB)
+        elif in_what == "late":
+            late[:] = [x]  # as a cycle that is collected in a later run
+
+    assert largest_batch(step, 20_001 * MIB, fake=True) == 20_000
+    assert len(tried) <= 8
+
+
 def test_the_largest_batch_of_a_failing_step() -> None:
     """An error of the step is not mistaken for a lack of memory."""
 

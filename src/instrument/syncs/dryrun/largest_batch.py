@@ -61,6 +61,8 @@ def _last_expected(
 ) -> int:
     """Return the largest batch that is expected to fit, as allocations grow along straight lines.
 
+    Where the two batches allocate differently, their peaks stand for the allocations.
+
     Args:
         records: by batch tried, what it allocates.
         near: two batches that were tried.
@@ -69,8 +71,10 @@ def _last_expected(
     """
     (least, most), (one, two) = between, near
     first, second = (np.asarray(records[each].sizes, np.int64) for each in near)
-    if records[one].events != records[two].events or len(first) != len(second):
-        return (least + most + 1) // 2
+    if _until_last(records[one]) != _until_last(records[two]):
+        begin, end = (_peak(records[each]) for each in near)
+        expected_last = one + (limit - begin) * (two - one) // max(end - begin, 1)
+        return min(max(expected_last, least), most)
     while least < most:
         middle = (least + most + 1) // 2
         sizes = first + (second - first) * (middle - one) // (two - one)
@@ -81,6 +85,20 @@ def _last_expected(
         else:
             most = middle - 1
     return least
+
+
+def _until_last(record: MemoryRecord) -> array[int]:
+    """Return the events up to the last allocation; when memory is freed after a run is the garbage collector's choice."""
+    end = len(record.events)
+    while end and record.events[end - 1] < 0:
+        end -= 1
+    return record.events[:end]
+
+
+def _peak(record: MemoryRecord) -> int:
+    allocator = replayed(record)
+    assert allocator is not None  # there was no limit
+    return allocator.max_reserved
 
 
 _LONGEST = 32  # times the largest batch that was tried: small ones may run other kernels
