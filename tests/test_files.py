@@ -123,7 +123,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_no_name_in_a_shared_temporary_folder_can_be_predicted() -> None:
-    """Files there come from `tempfile`, which chooses the name; the doctor and the agents' guard only look at it."""
+    """Files there come from `tempfile`, which chooses the name; the doctor and the agents' guard only look."""
     source = Path(module.__file__).parent.parent
     naming = [
         path.relative_to(source).as_posix()

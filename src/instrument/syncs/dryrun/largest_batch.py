@@ -88,7 +88,7 @@ def _last_expected(
 
 
 def _until_last(record: MemoryRecord) -> array[int]:
-    """Return the events up to the last allocation; when memory is freed after a run is the garbage collector's choice."""
+    """Return the events up to the last allocation; what is freed later is the garbage collector's choice."""
     end = len(record.events)
     while end and record.events[end - 1] < 0:
         end -= 1
