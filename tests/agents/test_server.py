@@ -184,6 +184,18 @@ def test_refusals(answers: Answers, tool: str, arguments: dict[str, Any], reason
     assert answers.ask("plan", trace="trace.json").data
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_unknown_arguments_are_refused(answers: Answers, tool: str) -> None:
+    """They are named, so that a misspelled one does not change the answer unseen."""
+    known = {"trace": "trace.json", "before": "trace.json", "after": "trace.json", "table": "kernels"}
+    schema = next(each for each in answers.tools() if each.name == tool).input_schema
+    arguments = {name: known[name] for name in schema["properties"] if name in known}
+    refusal = answers.ask(tool, **arguments, stepsfrom="train")
+    assert refusal.refused
+    assert "stepsfrom" in refusal.text
+    assert schema["additionalProperties"] is False
+
+
 def test_hostile_names_stay_data(answers: Answers, folder: Path) -> None:
     """Names with control characters, markup and instructions arrive escaped, in fields of JSON."""
     trace = json.loads(GPU_TRACE.read_text())

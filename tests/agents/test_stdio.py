@@ -82,8 +82,7 @@ def test_conversation(tmp_path: Path) -> None:
         shutil.copy(GPU_TRACE, tmp_path / "ranks" / f"rank{rank}.json")
     with zipfile.ZipFile(tmp_path / "trace.zip", "w") as archive:
         archive.write(GPU_TRACE, "trace.json")
-    out = tmp_path / "out"
-    out.mkdir()
+    out = tmp_path / "new" / "out"
 
     async def conversation(client: Client) -> None:
         assert client.instructions == server.INSTRUCTIONS

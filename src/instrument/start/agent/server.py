@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
 from pydantic import Field
 
@@ -53,12 +55,22 @@ Words = Annotated[tuple[str, ...], Field(max_length=20)]
 def server_of(served: ServedFolders) -> MCPServer[Any]:
     """Return the server that answers questions about what is in some folders."""
     own = Tools(served)
-    tools = (own.runs, own.diagnose, own.plan, own.whatif, own.compare, own.syncs, own.memory, own.query)
-    server = MCPServer("instrument", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    answers = (own.runs, own.diagnose, own.plan, own.whatif, own.compare, own.syncs, own.memory, own.query)
     only_reads = ToolAnnotations(read_only_hint=served.out is None, destructive_hint=False, open_world_hint=False)
-    for tool in tools:
-        server.add_tool(tool, annotations=only_reads)
-    return server
+    tools = [_tool(each, only_reads) for each in answers]
+    return MCPServer(
+        "instrument", version=__version__, instructions=INSTRUCTIONS, tools=tools, log_level="WARNING"
+    )
+
+
+def _tool(answer: Callable[..., Any], annotations: ToolAnnotations) -> Tool:
+    """Return a tool that refuses unknown arguments: by default, a misspelled one would be ignored."""
+    tool = Tool.from_function(answer, annotations=annotations)
+    arguments = tool.fn_metadata.arg_model
+    arguments.model_config["extra"] = "forbid"
+    arguments.model_rebuild(force=True)
+    tool.parameters = arguments.model_json_schema(by_alias=True)
+    return tool
 
 
 class Tools:

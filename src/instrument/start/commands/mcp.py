@@ -31,6 +31,8 @@ def mcp_command(
     with cli.errors_reported():
         if not folders:
             raise ValueError("give the folders below which files may be read: instrument mcp FOLDER...")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
         served = ServedFolders(folders, out)
     from ..agent.server import server_of
 
