@@ -213,8 +213,10 @@ def _counters(number: int, event: Event) -> list[Row]:
     rows = []
     for series, value in args.items() if isinstance(args, dict) else ():
         if type(value) in (int, Decimal) and abs(value) < Decimal("1e308"):
-            name = f"{event.get('name', '')}: {series}"
-            rows.append(_timed(number, event) | {"name": name, "value": float(value)})
+            own = event.get("name", "")
+            name = own if series in ("", own) else f"{own}: {series}"
+            about = {"device": -1, "unit": unit[0] if (unit := re.findall(r"[(](\w+)[)]$", name)) else ""}
+            rows.append(_timed(number, event) | about | {"name": name, "value": float(value)})
     return rows
 
 

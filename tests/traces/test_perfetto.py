@@ -89,6 +89,29 @@ def test_torch(tmp_path: Path, categories: Sequence[str], pack: type[bytes]) -> 
     assert trace.args(trace.gpu, 0) == {}
 
 
+def counter(gpu: int, iid: int, number: int, at: int, value: float | int) -> bytes:
+    """Return a value of a counter as torch writes it."""
+    own = message((1, number), (3 if isinstance(value, float) else 2, value))
+    return packet((8, BASE + at), (10, 1), (52, message((4, iid), (2, own))))
+
+
+def test_counters(tmp_path: Path) -> None:
+    """The counters of each GPU have their name, their unit and their device; those without a name are left out."""
+    specs = [
+        message((1, number), (2, name)) for number, name in enumerate(("Power (W)", "Cycles (Current Kernel)"))
+    ]
+    names = [(47, message((1, gpu + 1), (3, gpu), (2, message(*((1, each) for each in specs))))) for gpu in (0, 1)]
+    content = torch_trace() + packet((10, 1), (13, 1), (12, message(*names)))
+    content += counter(0, 1, 0, 500, 650.5) + counter(1, 2, 0, 700, 300.0) + counter(0, 1, 1, 2000, 1_980_000)
+    content += counter(0, 9, 0, 500, 1.0) + counter(0, 1, 7, 500, 1.0) + counter(0, 1, 0, 600, float("nan"))
+    path = tmp_path / "rank0.pftrace"
+    path.write_bytes(content)
+    found = read_trace(path).counters
+    assert found.text("name") == ["Power (W)", "Power (W)", "Cycles (Current Kernel)"]
+    assert (found.text("unit"), found.device.tolist()) == (["W", "W", ""], [0, 1, 0])
+    assert (found.start_ns.tolist(), found.value.tolist()) == ([500, 700, 2000], [650.5, 300.0, 1_980_000.0])
+
+
 def slices(track: int, category: str, name: str, begin: int, end: int, **args: int | str) -> bytes:
     """Return a slice as Perfetto's SDK writes it."""
     own = [annotation(*item) for item in args.items()]

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec import Struct
 
 from ..tables.autograd import OWN_NAME
+from ..tables.counters import counter_name
 from ..tables.lanes import group_rows
 from ..tables.table import Array, Interner, Strings, Tables, TooLargeError
 from ..tables.trace import ReadLosses
@@ -297,7 +298,7 @@ class Collector:
     def _count(self, part: dict[str, Array], events: Sequence[TraceEvent]) -> None:
         """Add counters: each of their series gets a row."""
         rows, series, numbers = values([event.args for event in events])
-        labels = [f"{events[row].name}: {word}" for row, word in zip(rows, series, strict=True)]
+        labels = [counter_name(events[row].name, word) for row, word in zip(rows, series, strict=True)]
         counted = {name: column[rows] for name, column in part.items()} | {
             "name": np.array([self.strings[label] for label in labels], np.int32),
             "value": np.array(numbers, np.float64),

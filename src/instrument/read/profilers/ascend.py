@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from ...base.errors import TraceError
 from ..kineto.text import event_limit, json_object, text_limit
+from ..tables.counters import counter_name
 from ..tables.links import assemble, link_coverage
 from ..tables.nest import NestedRanges
 from ..tables.steps import StepIndex
@@ -201,7 +202,7 @@ class _Reader:
         args, start = _args(dict, event), _ns(event.ts)
         for series, value in args.items() if start is not None else ():
             if isinstance(value, (int, float)) and abs(value) < sys.float_info.max:
-                name = self.strings[f"{event.name}: {series}"]
+                name = self.strings[counter_name(event.name, series)]
                 where = {"event": number, "thread": self.threads[event.pid, event.tid]}
                 self._rows["counters"].append({"start_ns": start, "name": name, "value": value} | where)
 

@@ -31,6 +31,7 @@ _SCHEMA: Schema = {
         "track_event": (11, "TrackEvent"),
         "interned": (12, "Interned"),
         "flags": (13, "uint64"),
+        "counter": (52, "GpuCounter"),
         "render_stage": (53, "bytes"),
         "clock": (58, "uint64"),
         "defaults": (59, "Defaults"),
@@ -61,7 +62,13 @@ _SCHEMA: Schema = {
         "names": (2, "Text*"),
         "annotations": (3, "Text*"),
         "strings": (29, "Text*"),
+        "counters": (47, "CounterNames*"),
     },
+    "GpuCounter": {"values": (2, "CounterValue*"), "iid": (4, "uint64")},
+    "CounterValue": {"number": (1, "uint64"), "int_value": (2, "int64"), "double_value": (3, "double")},
+    "CounterNames": {"iid": (1, "uint64"), "names": (2, "CounterSpecs"), "gpu": (3, "uint64")},
+    "CounterSpecs": {"specs": (1, "CounterSpec*")},
+    "CounterSpec": {"number": (1, "uint64"), "name": (2, "bytes")},
     "Defaults": {"clock": (58, "uint64")},
     "Text": {"iid": (1, "uint64"), "name": (2, "bytes")},
     "Track": {
@@ -131,7 +138,9 @@ class _Reader:
 
     slices: list[_Slice] = field(default_factory=list)
     tracks: dict[int, Any] = field(default_factory=dict)
+    counters: list[dict[str, Any]] = field(default_factory=list)
     render_stages: int = 0
+    _counter_names: dict[tuple[int, int], tuple[str, dict[int, str]]] = field(default_factory=dict)
     _texts: dict[int, dict[str, dict[int, str]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
     )
@@ -145,8 +154,13 @@ class _Reader:
         if packet.HasField("interned"):
             for kind in ("categories", "names", "annotations", "strings"):
                 texts[kind].update((text.iid, text_of(text.name)) for text in getattr(packet.interned, kind))
+            for own in packet.interned.counters:
+                names = {spec.number: text_of(spec.name) for spec in own.names.specs}
+                self._counter_names[packet.sequence, own.iid] = f"GPU {own.gpu} Counters", names
         if packet.HasField("track"):
             self.tracks[packet.track.uuid] = packet.track
+        if packet.HasField("counter"):
+            self._count(packet)
         self.render_stages += packet.HasField("render_stage")
         if packet.HasField("track_event"):
             event = packet.track_event
@@ -155,6 +169,15 @@ class _Reader:
                 self._ends[event.track].append(self.slices[-1])
             elif event.type == _END:
                 self._ends[event.track].append(packet.timestamp)
+
+    def _count(self, packet: Any) -> None:
+        """Take values of counters, as torch writes them: the names of a GPU's counters came before."""
+        process, names = self._counter_names.get((packet.sequence, packet.counter.iid), ("", {}))
+        for each in packet.counter.values:
+            if each.number in names:
+                value = each.double_value if each.HasField("double_value") else each.int_value
+                event = {"ph": "C", "name": names[each.number], "pid": process, "args": {"": value}}
+                self.counters.append(event | {"ts": packet.timestamp})
 
     def texts(self) -> Iterator[bytes]:
         """Yield the slices as the JSON of torch.profiler."""
@@ -166,6 +189,8 @@ class _Reader:
         for first in range(0, len(self.slices), _AT_ONCE):
             some = [each for each in self.slices[first : first + _AT_ONCE] if each.end_ns >= each.begin_ns]
             yield b"".join(b"," + msgspec.json.encode(self._event(each, begin)) for each in some)
+        for each in self.counters:
+            yield b"," + msgspec.json.encode(each | {"ts": (each["ts"] - begin) / 1000})
         yield b"]}"
 
     def _names(self) -> Iterator[dict[str, Any]]:

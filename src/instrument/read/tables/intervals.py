@@ -38,19 +38,31 @@ def total_ns(intervals: Intervals) -> int:
 
 def covered_ns(intervals: Intervals, start_ns: Array, end_ns: Array) -> Array:
     """Return how much of each interval from ``start_ns`` to ``end_ns`` the set covers, in ns."""
-    return _before(intervals, end_ns) - _before(intervals, start_ns)
+    return integral(intervals, np.ones(len(intervals[0]), np.int64), start_ns, end_ns)
 
 
-def _before(intervals: Intervals, times_ns: Array) -> Array:
-    """Return the total length before each time."""
+def integral(intervals: Intervals, level: Array, start_ns: Array, end_ns: Array) -> Array:
+    """Return the integral, over each interval from ``start_ns`` to ``end_ns``, of a step function.
+
+    Args:
+        intervals: where the function has a value.
+        level: its value in each of them; it is 0 elsewhere.
+        start_ns: the starts.
+        end_ns: the ends.
+    """
+    return _before(intervals, level, end_ns) - _before(intervals, level, start_ns)
+
+
+def _before(intervals: Intervals, level: Array, times_ns: Array) -> Array:
+    """Return the integral up to each time."""
     starts, ends = intervals
     if not len(starts):
-        return np.zeros(len(times_ns), np.int64)
-    total = np.concatenate(([0], np.cumsum(ends - starts)))
+        return np.zeros(len(times_ns), level.dtype)
+    total = np.concatenate(([0], np.cumsum((ends - starts) * level)))
     row = np.searchsorted(starts, times_ns, "right")
-    over = np.zeros(len(times_ns), np.int64)
+    over = np.zeros(len(times_ns), level.dtype)
     some = row > 0
-    over[some] = np.maximum(ends[row[some] - 1] - times_ns[some], 0)
+    over[some] = np.maximum(ends[row[some] - 1] - times_ns[some], 0) * level[row[some] - 1]
     return total[row] - over
 
 

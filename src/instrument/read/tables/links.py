@@ -18,6 +18,7 @@ import numpy as np
 from ...base.trace_marks import OVERLAPPING, STEP_PREFIX, STEPS
 from ...base.units import counted
 from .autograd import BackwardCallers, autograd_nodes, autograd_threads
+from .counters import add_devices_and_units
 from .kernel_names import add_names
 from .lanes import is_among
 from .nest import NestedRanges, parents_in_tasks
@@ -231,6 +232,8 @@ def assemble(
     """
     if format != "kineto":
         split_off_operators(columns, strings)
+    if "counters" in columns:
+        add_devices_and_units(columns["counters"], strings, list(threads))
     texts = list(strings)
     tables: dict[str, Table] = {}
     if "steps" not in columns:

@@ -43,7 +43,7 @@ COLUMNS: dict[str, dict[str, _Column]] = {
     "memory": _ON_CPU
     | {"bytes": ("i8", 0), "address": _LARGE, "device_type": _SMALL, "device": _SMALL}
     | {"allocated_bytes": _LARGE, "reserved_bytes": _LARGE},
-    "counters": _ON_CPU | {"value": _REAL},
+    "counters": _ON_CPU | {"device": _SMALL, "unit": _TEXT, "value": _REAL},
     "steps": _ON_CPU | {"number": _LARGE},
     "others": _ON_CPU | {"category": _TEXT},
 }
