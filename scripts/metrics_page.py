@@ -22,6 +22,7 @@ what the metric needs, named in the last column.
 |---|---|---|---|---|
 """
 _BASES = {"all": "", "blocks": "grids", "threads": "grids and threads of the GPU", "loop": "steps and launches"}
+_BASES |= {"counters": "samples of counters", "power": "samples of power"}
 
 
 def page() -> str:

@@ -28,7 +28,7 @@ class MadeLoop:
         self.rows: dict[str, list[Row]] = {
             name: [] for name in ("operators", "regions", "runtime", "gpu", "others")
         }
-        self.rows |= {"memory": [], "frames": []}
+        self.rows |= {"memory": [], "frames": [], "counters": []}
         self.steps, self._correlation = steps, 0
         for step in range(steps):
             self.rows["regions"].append(_us(on_cpu, f"ProfilerStep#{step}", step * STEP, (step + 1) * STEP))
@@ -61,6 +61,11 @@ class MadeLoop:
     def call(self, name: str, start: float, end: float) -> MadeLoop:
         """Add a call of the runtime."""
         self.rows["runtime"].append(_us(on_cpu, name, start, end))
+        return self
+
+    def counter(self, name: str, at: float, value: float, device: int = 0) -> MadeLoop:
+        """Add a value of a counter."""
+        self.rows["counters"].append(_us(on_cpu, name, at, at, value=value, device=device))
         return self
 
     def memory(self, at: float, allocated: int, reserved: int) -> MadeLoop:

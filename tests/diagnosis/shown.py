@@ -197,6 +197,30 @@ def _() -> MadeLoop:
     return loop
 
 
+@shows("throttled-clock")
+def _() -> MadeLoop:
+    loop = MadeLoop()
+    for at in range(0, 3 * STEP, 20):
+        loop.counter("SM Clock (MHz)", at, 1980 if at < STEP else 990).counter("Power (W)", at, 700)
+    return loop
+
+
+@shows("power-limit")
+def _() -> MadeLoop:
+    loop = MadeLoop()
+    for at in range(0, 3 * STEP, 20):
+        loop.counter("Power (W)", at, 695).counter("Power Limit (W)", at, 700)
+    return loop
+
+
+@shows("memory-at-peak")
+def _() -> MadeLoop:
+    loop = MadeLoop()
+    for at in range(0, 3 * STEP, 20):
+        loop.counter("DRAM BW (%)", at, 90)
+    return loop
+
+
 @shows("low-occupancy")
 def _() -> MadeLoop:
     loop = MadeLoop(busy=False)

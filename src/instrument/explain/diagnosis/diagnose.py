@@ -26,6 +26,7 @@ from ..rules import (
     communication,
     compiled,
     copies,
+    counters,
     fusion,
     host,
     idle,
@@ -47,7 +48,7 @@ __all__ = ["Diagnosis", "diagnose", "rule"]  # from here, so that a user's rule 
 
 BUILT_IN = (
     idle, host, copies, utilization, matmul, attention, fusion, compiled, memory,
-    allocator, communication, ranks, recurring, recording,
+    allocator, communication, ranks, recurring, recording, counters,
 )  # fmt: skip
 """The modules that define rules, in the order of docs/rules.md."""
 _LIBRARY = dict(RULES)

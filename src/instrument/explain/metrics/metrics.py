@@ -16,12 +16,16 @@ from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask
 from . import idle, launches, steps, utilization
 from .collectives import collective_table, group_sizes
+from .counters import Counters
 from .matmul_table import matmul_table, on_matrix_units
 from .tables import GroupedEvents, kernel_table, module_table, operator_table, region_table
 from .utilization import ratio
 
 Window = Literal["gpu", "steps", "lengths", "loop", "launches", "trace", "loop_cpu"]
-Basis = Literal["all", "launch", "operator", "region", "module", "step", "loop", "blocks", "occupancy", "threads"]
+Basis = Literal[
+    "all", "launch", "operator", "region", "module", "step", "loop", "blocks", "occupancy", "threads", "counters",
+    "power",
+]  # fmt: skip
 
 WINDOWS: dict[Window, str] = {
     "gpu": "first start to last end of GPU work",
@@ -221,6 +225,32 @@ DEFINITIONS: dict[str, Definition] = {
         "trace",
         "operator",
     ),
+    "counter_table": _D(
+        "Counters that the profiler sampled, by name and `device` (-1: unknown), with their `unit` as far as "
+        "the file says it: the number of `samples`, the median time between two (`period_ns`), and the mean, the "
+        "least and the greatest sample. Of more than 200 counters, those with the most samples.",
+        "table",
+        "trace",
+    ),
+    "counted_families": _D(
+        "Families of kernels by `device`, as sampled counters show them: `sm_active` is the mean share of the "
+        "multiprocessors with work, `dram_share` and `dram_bytes_per_s` the traffic of the memory; if only one of "
+        "these two was sampled, the other follows from the data sheet of the GPU. A sample counts if kernels of "
+        "the family run for 95 % of its time, and other work for 5 % at most. `sm_active_ns` and `dram_ns` are "
+        "the time of the family in such samples, of `kernel_ns`: with less than three, or than a tenth, the value "
+        "is null, as where kernels are shorter than the period of the samples.",
+        "table",
+        "gpu",
+        "counters",
+    ),
+    "energy": _D(
+        "The sum over the GPUs of the mean of the sampled power (`watts`), which the driver may have averaged "
+        "over a second; and, if it is known for 90 % of the window, its product with the length of the window in "
+        "seconds (`joules`), and that / the number of steps (`joules_per_step`).",
+        "J",
+        "loop_cpu",
+        "power",
+    ),
 }
 
 
@@ -315,6 +345,8 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
     kernel_ns = gpu.duration_ns[gpu.category == KERNEL].sum()
     matrix_ns = int(gpu.duration_ns[on_matrix_units(gpu)].sum())
     loop = steps.window(trace.steps) or _whole(trace)
+    counters = Counters(trace)
+    energy, power = counters.energy(loop, len(trace.steps))
     numbers = {
         **utilization.counts(gpu),
         **utilization.split(done, end - start),
@@ -340,8 +372,12 @@ def metrics_of(trace: Trace, collectives: Collectives, lengths: StepLengths | No
         "module_table": module_table(trace.frames, gpu, work),
         "collective_table": collective_table(gpu, communicate, done.compute, group_sizes(trace)),
         "matmul_table": matmul_table(trace.operators, gpu, work),
+        "counter_table": counters.table(),
+        "counted_families": counters.families,
+        "energy": energy,
     }
     windows, coverage = _windows(trace, launched, lengths), _coverage(trace, blocks, limits, lengths)
+    coverage |= {"counters": counters.known(), "power": power}
     return Metrics(numbers, windows, coverage)
 
 

@@ -123,6 +123,12 @@ def peak_of(device_name: str) -> GpuPeak | None:
     return next((peak for pattern, peak in _PEAKS if pattern.search(device_name)), None)
 
 
+def peak_of_trace(trace: Trace) -> GpuPeak | None:
+    """Return the peaks of the GPUs of a trace; None if they are not known, or not alike."""
+    names = {device.name for device in trace.devices}
+    return peak_of(names.pop()) if len(names) == 1 else None
+
+
 _TF32 = re.compile(r"tf32|xf32|s1688gemm_(?!f16|bf16)", re.IGNORECASE)
 _KINDS = {
     "float": "fp32", "double": "fp64", "c10::half": "fp16", "half": "fp16", "c10::bfloat16": "bf16",
@@ -212,8 +218,7 @@ def roofline(trace: Trace) -> Roofline:
     shapes since 2.1, or a backward pass in the trace, which shows the shape of their result.
     """
     operators, gpu = trace.operators, trace.gpu
-    names = {device.name for device in trace.devices}
-    peak = peak_of(names.pop()) if len(names) == 1 else None
+    peak = peak_of_trace(trace)
     kernel = gpu.category == KERNEL
     of_ns = int(gpu.duration_ns[kernel].sum())
     rows, works, which = _priced(operators)

@@ -75,8 +75,7 @@ def fp32_matmuls(facts: TraceFacts) -> Iterator[Finding]:
     flops = peak.flops_per_s if peak else {}
     half = "bf16" if not peak or "bf16" in flops else "fp16"
     ratios = np.full(len(rows), 2.0)
-    bounds = np.array([row.bound == "memory" for row in facts.roofline.rows] + [False])
-    by_memory = bounds[facts.roofline.of_work[rows]]
+    by_memory = facts.by_memory[rows]
     for kind, chosen in (("tf32", tf32), ("fp32", ~tf32)):
         ratio = flops.get(half, 2.0) / flops.get(kind, 1.0) if half in flops and kind in flops else 2.0
         ratios[chosen & ~by_memory] = ratio

@@ -31,6 +31,7 @@ from ...read.tables.steps import (
 from ...read.tables.table import KERNEL, MEMCPY, Array, Table
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, communication_mask, gpu_numbers
+from ..metrics.counters import Counters
 from ..metrics.idle import IdleCauses, ProcessSavings, idle_causes, process_savings, times_by_process
 from ..metrics.job import Job
 from ..metrics.launches import LostWork, lost_work
@@ -271,6 +272,16 @@ class TraceFacts:
         """The idle time of the GPUs in the window by cause; none if times of the GPU are not known."""
         window = (self.window[0], self.window[0]) if self.unknown_gpu else self.window
         return idle_causes(self.trace, self.activity.busy, window, self.waits)
+
+    @cached_property
+    def counters(self) -> Counters:
+        """The sampled counters, for the work in the window."""
+        return Counters(replace(self.trace, gpu=self.gpu))
+
+    @cached_property
+    def by_memory(self) -> Array:
+        """A mask of the rows of `gpu` whose operators the memory bounds."""
+        return np.array([row.bound == "memory" for row in self.roofline.rows] + [False])[self.roofline.of_work]
 
     @property
     def peak(self) -> GpuPeak | None:

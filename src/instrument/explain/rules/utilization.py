@@ -9,7 +9,7 @@ import numpy as np
 from ...base.findings import Evidence, Finding, Fix
 from ...base.units import counted, duration
 from ...read.tables.intervals import total_ns
-from ...read.tables.table import KERNEL
+from ...read.tables.table import KERNEL, Array
 from ..metrics.tables import one_of, sum_by_group
 from ..metrics.utilization import activity, blocks_per_sm
 from .rule import rule
@@ -41,32 +41,40 @@ def low_utilization(facts: TraceFacts, *, idle: float = 0.1) -> Iterator[Finding
 
 @rule("low-sm-efficiency", gpu=True, share=0.05, of="compute")
 def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
-    """Kernels have fewer thread blocks than the GPU has multiprocessors.
+    """Kernels leave multiprocessors without a thread block.
 
-    Needs grids of kernels and the GPU's number of multiprocessors. GPU utilization says whether any kernel runs;
-    SM efficiency says how many multiprocessors have work. The time to win is the time of each kernel times the
-    share of multiprocessors without a block, as if its work could be spread evenly.
+    Needs grids of kernels and the GPU's number of multiprocessors, or samples of SM activity while a family of
+    kernels runs alone, which count instead for this family. GPU utilization says whether any kernel runs; SM
+    efficiency says how many multiprocessors have work. The time to win is the time of each kernel times the share
+    of multiprocessors without a block, as if its work could be spread evenly.
     """
     kernels = facts.kernels
     blocks = blocks_per_sm(kernels, facts.trace.runtime, facts.trace.devices)
-    sized = blocks > 0
-    require(sized.any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
+    sized, active = blocks > 0, _sampled_activity(facts)
+    sampled = active >= 0
+    require((sized | sampled).any(), "the trace has no grids, or the multiprocessors of the GPU are unknown")
     communicates = facts.communication[facts.gpu.category == KERNEL]
-    empty = np.where(sized & ~communicates, np.maximum(1 - blocks, 0), 0)
+    full = np.where(sampled, active, np.where(sized, blocks, 1))
+    empty = np.where(communicates, 0, np.maximum(1 - full, 0))
     unused = empty * kernels.duration_ns
     busy_ns = total_ns(facts.activity.kernels)
     efficiency = facts.metrics["sm_eff_kernel_time"]
+    if sampled.any():
+        efficiency = 1 - float(unused.sum()) / max(int(kernels.duration_ns.sum()), 1)
     together = (1 - (efficiency or 1)) * busy_ns  # other kernels may fill the rest
     win = facts.gpu_win(facts.kernel_rows, empty).at_most(facts.per_step(together))
-    if sized.sum() < _FEW:
+    if (sized | sampled).sum() < _FEW:
         return
     names, of = np.unique(kernels.name, return_inverse=True)
     most = names[np.argmax(np.bincount(of, unused))]
     worst = np.flatnonzero(kernels.name == most)
     row = worst[np.argmax(unused[worst])]
     short = kernels.strings[kernels.short_name[worst[0]]]
+    how = f"{blocks[row]:.2f} blocks per multiprocessor"
+    if sampled[row]:
+        how = f"{100 * active[row]:.0f} % have work, as sampled for kernels of its family"
     yield facts.finding(
-        f"Kernels leave multiprocessors empty, most of all {short}: {blocks[row]:.2f} blocks per multiprocessor",
+        f"Kernels leave multiprocessors empty, most of all {short}: {how}",
         facts.gpu_time(
             "unused_ns",
             float(unused.sum()),
@@ -79,9 +87,19 @@ def low_sm_efficiency(facts: TraceFacts) -> Iterator[Finding]:
         kernel=short,
         confidence="medium",
         fix=Fix("Give each kernel more work, with a larger batch or by concatenating small tensors."),
-        coverage=facts.metrics.about("sm_eff_span").coverage,
+        coverage=float(kernels.duration_ns[sized | sampled].sum() / max(kernels.duration_ns.sum(), 1)),
         at=facts.place_of(kernels.where(worst)),
     )
+
+
+def _sampled_activity(facts: TraceFacts) -> Array:
+    """Return for each kernel the sampled share of multiprocessors with work; -1 where its family has none."""
+    active = np.full(len(facts.kernel_rows), -1.0)
+    for row in facts.counters.families:
+        if row["sm_active"] is not None:
+            of_gpu = np.isin(facts.kernel_rows, facts.gpus[row["device"]])
+            active[of_gpu & one_of(facts.kernels, "family", (row["family"],))] = row["sm_active"]
+    return active
 
 
 @rule("low-occupancy", gpu=True)
