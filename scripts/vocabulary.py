@@ -121,8 +121,8 @@ _BY_HAND = """
     __call__ __enter__ __exit__ __iter__ __next__ __init__ __new__ __getattr__ __setattr__ __getitem__ __len__
     __repr__ __del__ listcomp genexpr dictcomp setcomp lambda locals PyCapsule mappingproxy builtin built
     pybind11_object _TensorBase layer block model encoder decoder head attention attn mlp ffn proj query value
-    output input hidden states embed pos
-"""  # kernels of libraries that the traces lack, GPUs, and what readers say of a damaged file
+    output input hidden states embed pos DRAM HBM MHz GHz RX PCIe
+"""  # kernels of libraries that the traces lack, GPUs, counters, and what readers say of a damaged file
 
 
 def vocabulary(folder: Path) -> list[str]:

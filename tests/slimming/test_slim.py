@@ -216,3 +216,20 @@ def test_what_could_not_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "trace_bytes", without_kernels)
     made: SlimTrace = slim(write(tmp_path / "trace.json", RandomTrace(5).content))
     assert {"metric kernels", "metric span_ns", "verdict"} <= set(made.changed)
+
+
+@pytest.mark.parametrize("anonymize", [False, True])
+def test_counters_stay(tmp_path: Path, *, anonymize: bool) -> None:
+    """What rules and metrics read of sampled counters is the same, also where names are replaced."""
+    events = [complete("user_annotation", f"ProfilerStep#{at // 1000}", at, at + 1000) for at in (0, 1000, 2000)]
+    for at in (0, 1000, 2000):
+        work = {"correlation": at + 1, "device": 0, "stream": 7}
+        events.append(complete("cuda_runtime", "cudaLaunchKernel", at + 1, at + 2, args=work))
+        events.append(complete("kernel", "gemm", at + 5, at + 995, 7, args=work))
+    for at in range(0, 3000, 10):
+        for name, value in (("SM Clock (MHz)", 990 + 990 * (at < 1000)), ("DRAM BW (%)", 90), ("Power (W)", 700)):
+            events.append({"ph": "C", "name": name, "pid": "GPU 0 Counters", "ts": at, "args": {"": value}})
+    path = write(tmp_path / "trace.json", {"traceEvents": events})
+    made = slim(path, anonymize=anonymize)
+    assert made.changed == ()
+    assert {"throttled-clock", "memory-at-peak"} <= {each.rule for each in instrument.diagnose(made.path).findings}

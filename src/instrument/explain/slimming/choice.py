@@ -327,6 +327,7 @@ def chosen_parts(trace: Trace, diagnosis: Diagnosis) -> dict[str, Part]:
     begin, end = span(*_tables(trace).values())
     edges = {name: extremes(table, begin, end) for name, table in _tables(trace).items()}
     memory = kept_memory(trace, facts.memory_events) | edges["memory"]
+    counters = np.diff(trace.counters.event, prepend=-1) != 0  # an event has a row for each series
     return {
         "steps": part(trace.steps, np.ones(len(trace.steps), bool)),
         "regions": part(trace.regions, np.ones(len(trace.regions), bool)),
@@ -338,7 +339,7 @@ def chosen_parts(trace: Trace, diagnosis: Diagnosis) -> dict[str, Part]:
         "gpu_regions": part(trace.gpu_regions, edges["gpu_regions"]),
         "syncs": kept_syncs(trace),
         "memory": part(trace.memory, memory, ((MEMORY_ARGS, True),)),
-        "counters": part(trace.counters, edges["counters"], ((ALL_ARGS, True),)),
+        "counters": part(trace.counters, counters, ((ALL_ARGS, True),)),
     }
 
 

@@ -228,7 +228,7 @@ _BUILT_IN = re.compile(
 )
 _LABEL = re.compile(
     r"(?:CPU|GPU|NPU|TPU|XPU|HPU|MTIA|Ascend) ?\d{0,6}|stream \d{1,6} ?|thread -?\d+: overlaps|Spans|Traces"
-    r"|(?:Trace )?PyTorch Profiler|"
+    r"|GPU \d{1,6} Counters|(?:Trace )?PyTorch Profiler|"
 )
 
 
@@ -252,6 +252,7 @@ class StandIns(Names):
             "gpu": self._kernel,
             "runtime": self._call,
             "syncs": self._call,
+            "counters": self._words.mask,
         }
 
     def event(self, table: str, name: str) -> str:

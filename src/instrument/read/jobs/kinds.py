@@ -155,7 +155,7 @@ READ = (
             rb"(?=.{0,400}[\0-\x08])"
         ),
         _one("profilers.perfetto.read_perfetto"),
-        "the slices of the program and of the GPU; not the render stages of the GPU",
+        "the slices of the program and of the GPU, counters of torch; not the render stages of the GPU",
     ),
     Kind("torch_npu", (".json",), _is_ascend, _read_ascend, "operators, regions, calls of CANN, work of the NPU"),
 )

@@ -56,6 +56,7 @@ MEANINGS = {
     "reserved_bytes": "bytes that it had reserved then",
     "device_type": "torch's number of the type of device: 0 CPU, 1 CUDA",
     "value": "value of the counter",
+    "unit": "unit of the counter, as its name says it",
     "number": "number of the step",
 }
 _FUNCTIONS = {
