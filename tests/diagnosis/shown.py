@@ -205,14 +205,6 @@ def _() -> MadeLoop:
     return loop
 
 
-@shows("power-limit")
-def _() -> MadeLoop:
-    loop = MadeLoop()
-    for at in range(0, 3 * STEP, 20):
-        loop.counter("Power (W)", at, 695).counter("Power Limit (W)", at, 700)
-    return loop
-
-
 @shows("memory-at-peak")
 def _() -> MadeLoop:
     loop = MadeLoop()

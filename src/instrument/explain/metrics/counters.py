@@ -27,8 +27,7 @@ _KINDS = {
     "sm_active": ("share", re.compile(r"SMs? Active\b|sm__cycles_active\.")),
     "dram_share": ("share", re.compile(r"(?:DRAM|HBM) (?:BW|Read|Write)\b|(?:gpu__)?dram_+(?:\w+_)?throughput\.")),
     "dram_rate": ("rate", re.compile(r"(?:DRAM|HBM)(?: \d+)?[ /](?:BW|Read|Write)\b|dram__bytes")),
-    "power": ("watts", re.compile(r"(?:GPU )?Power(?! *(?:limit|cap))\b", re.IGNORECASE)),
-    "power_limit": ("watts", re.compile(r"(?:GPU )?Power *(?:limit|cap)\b", re.IGNORECASE)),
+    "power": ("watts", re.compile(r"(?:GPU )?Power(?! *(?:Limit|Cap))\b")),
     "clock": ("hertz", re.compile(r"(?:SM|GPC|AI Core) (?:Clock|Freq)")),
     "temperature": ("celsius", re.compile(r"(?:GPU )?Temperature\b")),
 }

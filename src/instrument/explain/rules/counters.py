@@ -1,4 +1,4 @@
-"""Rules on what sampled counters show: a clock that falls, power at its limit, memory at its peak."""
+"""Rules on what sampled counters show: a clock that falls, and memory at its peak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .trace_facts import TraceFacts, require
 
 _LEAST = 5  # samples of the clock while the GPU works
 _SHORT = 0.05  # of the time: a clock that is only held so long does not count as held
-_AT = 0.97  # of a limit, or of the highest power
+_HIGHEST = 0.97  # of the highest power: it is at a limit, if there is one
 _WARMER = 3  # degrees
 _ASK = (
     "nvidia-smi -q -d PERFORMANCE says what holds the clock back (on AMD GPUs: amd-smi metric --throttle). If it "
@@ -56,7 +56,8 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
     ``enable_environment_counters``. The clock that counts as held is the highest at which 5 % of the GPU's work
     ran; what comes before that is a GPU that wakes up, and an idle GPU may lower its clock. The time to win is the
     time of each kernel times the missing share of the clock; kernels that communicate, or whose operators the
-    memory bounds, do not count. A clock that is low in the whole window does not show.
+    memory bounds, do not count. If power and temperature were sampled, the finding says what they were; their
+    limits are not in a trace. A clock that is low in the whole window does not show.
     """
     clocks = {device: facts.counters.one("clock", device) for device in facts.gpus}
     require(any(clocks.values()), "the trace has no samples of the clock")
@@ -112,18 +113,12 @@ def _fall(facts: TraceFacts, device: int, clock: Counter, fall: float) -> _Fall 
 def _reason(facts: TraceFacts, fall: _Fall) -> tuple[str, list[Evidence]]:
     """Return what power and temperature say on a fall, in words and as evidence."""
     evidence, words = list[Evidence](), list[str]()
-    power, limit, heat = (
-        facts.counters.one(kind, fall.device) for kind in ("power", "power_limit", "temperature")
-    )
+    power, heat = (facts.counters.one(kind, fall.device) for kind in ("power", "temperature"))
     watts = power.mean(fall.low)[0] if power else None
     if power and watts is not None:
         evidence.append(Evidence("power_w", watts, "W", "Mean power while the clock was lower."))
-        most = limit.mean(fall.low)[0] if limit else None
-        highest = float(power.values.max())
-        if most and watts >= _AT * most:
-            words.append(f"the power at its limit of {most:,.0f} W")
-        elif not limit and watts >= _AT * highest:
-            words.append(f"the power at its highest, {watts:,.0f} W")
+        if watts >= _HIGHEST * float(power.values.max()):
+            words.append(f"the power at its highest ({watts:,.0f} W)")
     celsius = heat.mean(fall.low)[0] if heat else None
     if heat and celsius is not None:
         evidence.append(Evidence("temperature_c", celsius, "C", "Mean temperature while the clock was lower."))
@@ -131,36 +126,6 @@ def _reason(facts: TraceFacts, fall: _Fall) -> tuple[str, list[Evidence]]:
         if celsius >= coolest + _WARMER:
             words.append(f"{celsius:.0f} C after {coolest:.0f} C")
     return f", with {' and '.join(words)}" if words else "", evidence
-
-
-@rule("power-limit", gpu=True)
-def power_limit(facts: TraceFacts, *, share: float = 0.5) -> Iterator[Finding]:
-    """The power of a GPU is at its limit, to which it adapts its clock.
-
-    Needs samples of the power and of its limit. At 97 % of the limit and above, a GPU counts as limited. What a
-    higher limit wins is not known; `throttled-clock` says it where the clock is sampled and was higher before.
-    """
-    pairs = {
-        device: (facts.counters.one("power", device), facts.counters.one("power_limit", device))
-        for device in facts.gpus
-    }
-    require(any(all(pair) for pair in pairs.values()), "the trace has no samples of the power and of its limit")
-    for device, (power, limit) in pairs.items():
-        if power is None or limit is None:
-            continue
-        starts, ends = power.times
-        works = covered_ns(facts.times_of(facts.gpus[device]), starts, ends)
-        allowed = limit.values[limit.values > 0].min(initial=np.inf)
-        part = float(works[power.values >= _AT * allowed].sum() / max(works.sum(), 1))
-        if part <= share:
-            continue
-        yield facts.finding(
-            f"GPU {device} works at its limit of {allowed:,.0f} W for {100 * part:.0f} % of its time",
-            Evidence("limited", part, "1", "Share of the sampled work at 97 % of the limit or more."),
-            Evidence("limit_w", float(allowed), "W", "Lowest limit in the window."),
-            severity="low",
-            fix=Fix(_ASK),
-        )
 
 
 @rule("memory-at-peak", gpu=True)
