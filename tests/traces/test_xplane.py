@@ -140,14 +140,39 @@ def test_integers_of_any_length(seed: int) -> None:
     dice = np.random.default_rng(seed)
     numbers = [int(dice.integers(0, 1 << int(dice.integers(1, 64)), dtype=np.uint64)) for _ in range(99)]
     numbers += [0, 127, 128, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
-    parts = [message((1, number), (300, b"text" * (number % 5)), (2, number // 3)) for number in numbers]
+    parts = [
+        message((1, number), (15, b"text" * (number % 5)), (300, b"not read"), (2, number // 3))
+        for number in numbers
+    ]
     ends = np.cumsum([len(part) for part in parts])
     data = np.frombuffer(b"".join(parts) + PADDING, np.uint8)
     found = list(fields(data, ends - [len(part) for part in parts], ends))
-    assert [set(field.tolist()) for _, field, _, _ in found] == [{1}, {300}, {2}]
+    assert [number for _, number, _, _ in found] == [1, 15, 2]
     assert found[0][2].view(np.uint64).tolist() == numbers
-    assert found[1][3].tolist() == [4 * (number % 5) for number in numbers]
+    assert np.asarray(found[1][3]).tolist() == [4 * (number % 5) for number in numbers]
     assert found[2][2].tolist() == [number // 3 for number in numbers]
+
+
+def test_fields_in_any_order() -> None:
+    """Messages whose fields differ in order, number and type give each row its own values."""
+    fixed = b"\x69" + bytes(8) + b"\x75" + bytes(4)  # the fields 13 and 14, of 8 and of 4 bytes
+    parts = [
+        message((1, 7), (2, 300)),
+        message((2, 1 << 40), (3, "text"), (1, 200)),
+        fixed + message((1, 5)),
+        b"",
+        message((3, "a"), (3, "")) + fixed,
+    ]
+    ends = np.cumsum([len(part) for part in parts])
+    data = np.frombuffer(b"".join(parts) + PADDING, np.uint8)
+    said: dict[tuple[int, int], list[int]] = {}
+    for rows, number, value, size in fields(data, ends - [len(part) for part in parts], ends):
+        for row, each in zip(rows.tolist(), (size if number == 3 else value).tolist(), strict=True):
+            said.setdefault((row, number), []).append(each)
+    assert {key: each for key, each in said.items() if key[1] < 4} == {
+        **{(0, 1): [7], (0, 2): [300], (1, 1): [200], (1, 2): [1 << 40], (1, 3): [4], (2, 1): [5], (4, 3): [1, 0]}
+    }
+    assert {row for row, number in said if number == 13} == {row for row, number in said if number == 14} == {2, 4}
 
 
 def test_any_bytes() -> None:
@@ -156,7 +181,8 @@ def test_any_bytes() -> None:
     data = np.frombuffer(dice.bytes(30_000) + PADDING, np.uint8)
     begins = np.arange(0, 30_000, 30)
     for rows, _, value, size in fields(data, begins, begins + 30):
-        assert (size >= 0).all() and (value[size > 0] + size[size > 0] <= begins[rows[size > 0]] + 30).all()
+        chosen = np.broadcast_to(size, len(rows)) > 0
+        assert np.all(size >= 0) and (value + size <= begins[rows] + 30)[chosen].all()
 
 
 def test_varint() -> None:

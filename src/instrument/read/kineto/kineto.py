@@ -19,7 +19,7 @@ from ...base.errors import TraceError
 from ...base.trace_marks import STEP_PREFIX
 from ...base.units import natural_key
 from ..tables.intervals import merge_overlaps, total_ns
-from ..tables.lanes import map_strings
+from ..tables.lanes import distinct_places, map_strings
 from ..tables.links import assemble
 from ..tables.notes import (
     about_ranks,
@@ -76,7 +76,7 @@ def sort_events(
     """
     others = columns["others"]
     texts = list(strings)
-    codes, place = np.unique(others["name"], return_inverse=True)
+    codes, place = distinct_places(others["name"])
     names = [texts[code] for code in codes.tolist()]
 
     def named(test: Callable[[str], object]) -> Array:

@@ -70,10 +70,15 @@ PADDING = b"\0" * 16
 """What follows the messages that `fields` reads."""
 
 _MOST_FIELDS = 64  # of a message; what follows is not read
+_LONG = 0x80  # the high bit of a byte: more of the integer follows
+_FIXED, _OF_BYTES = (
+    {1: 8, 5: 4},
+    2,
+)  # types of fields, as the low bits of a key say: those of fixed size, and bytes
 
 
-def fields(data: Array, begins: Array, ends: Array) -> Iterator[tuple[Array, Array, Array, Array]]:
-    """Yield the first field of each message, then the second of each, and so on.
+def fields(data: Array, begins: Array, ends: Array) -> Iterator[tuple[Array, int, Array, Array | int]]:
+    """Yield the first field of each message, then the second of each, and so on: those of one key together.
 
     Args:
         data: the bytes of all messages, and `PADDING`.
@@ -81,22 +86,40 @@ def fields(data: Array, begins: Array, ends: Array) -> Iterator[tuple[Array, Arr
         ends: where it ends.
 
     Returns:
-        The rows of the messages that have one more field; its number; its value, which of bytes and messages is
-        where they begin; and their size.
+        The rows of the messages; the number of the field, which is below 16, as others are skipped; its value,
+        which of bytes and messages is where they begin; and their size.
     """
     rows, at = np.arange(len(begins)), begins
     for _ in range(_MOST_FIELDS):
-        rest = at < ends[rows]
-        rows, at = rows[rest], at[rest]
+        if not (rest := at < ends).all():
+            rows, at, ends = rows[rest], at[rest], ends[rest]
         if not len(rows):
             return
-        key, begin = _varints(data, at)
-        value, at = _varints(data, begin)
-        kind = key & 7
-        of_bytes = kind == 2
-        size = np.where(of_bytes, np.clip(value, 0, np.maximum(ends[rows] - at, 0)), 0)
-        yield rows, key >> 3, np.where(of_bytes, at, value), size
-        at = np.where(kind == 1, begin + 8, np.where(kind == 5, begin + 4, at + size))
+        keys = data[at]
+        if (keys == keys[0]).all():  # as in most, for which selecting rows would take half of the time
+            value, size, at = _field(data, at, ends, int(keys[0]))
+            if keys[0] < _LONG:
+                yield rows, int(keys[0]) >> 3, value, size
+            continue
+        after = np.empty_like(at)
+        for key in np.flatnonzero(np.bincount(keys)).tolist():
+            chosen = np.flatnonzero(keys == key)
+            value, size, after[chosen] = _field(data, at[chosen], ends[chosen], key)
+            if key < _LONG:
+                yield rows[chosen], key >> 3, value, size
+        at = after
+
+
+def _field(data: Array, at: Array, ends: Array, key: int) -> tuple[Array, Array | int, Array]:
+    """Return the values, sizes and ends of fields whose keys begin with the same byte."""
+    begin = at + 1 if key < _LONG else _varints(data, at)[1]
+    if size := _FIXED.get(key & 7):
+        return begin, 0, begin + size
+    value, end = _varints(data, begin)
+    if key & 7 != _OF_BYTES:
+        return value, 0, end
+    sizes = np.clip(value, 0, np.maximum(ends - end, 0))
+    return end, sizes, end + sizes
 
 
 def _varints(data: Array, at: Array) -> tuple[Array, Array]:
@@ -105,6 +128,8 @@ def _varints(data: Array, at: Array) -> tuple[Array, Array]:
     Eight bytes are taken at once, as one word: the last byte of an integer is the first without its high bit.
     """
     at = np.minimum(at, len(data) - len(PADDING))
+    if ((first := data[at]) < _LONG).all():
+        return first.astype(np.int64), at + 1
     words = np.ndarray((len(data) - 7,), "<u8", data, strides=(1,))[at]
     last = ~words & _HIGH_BITS
     last &= ~last + np.uint64(1)

@@ -60,29 +60,12 @@ def read_xplane(path: Path) -> Trace:
         TooLargeError: the file holds more than a trace of its size can.
         OSError: the file cannot be opened.
     """
-    planes = list(parse(path, _SCHEMA, "XSpace", path.read_bytes()).planes)
-    strings, threads, limit = Strings(text_limit(path)), Interner[Thread](), event_limit(path)
-    parts: list[dict[str, Array]] = []
-    count = 0
-    for plane, line, names, wanted in _lines(planes, strings):
-        thread = threads[Thread(text_of(plane.name), line.id, text_of(line.display_name or line.name))]
-        for first in range(0, len(line.events), _AT_ONCE):
-            part = _columns(line.events[first : first + _AT_ONCE], wanted)
-            part["start_ns"] += line.timestamp_ns
-            part["name"] = map_unique(part["name"], partial(_or_empty, names))
-            parts.append(part | {"thread": np.full(len(part["name"]), thread)})
-            count += len(part["name"])
-        if count > limit:
-            raise TooLargeError(f"it holds more than {limit:,} events, too many for its size")
-    begin = min((line.timestamp_ns for plane in planes for line in plane.lines if line.events), default=0)
-    epoch_ns = begin if begin > _SINCE_1970 else max(_said(planes, b"profile_start_time"), 0)
+    strings, threads, columns = Strings(text_limit(path)), Interner[Thread](), Tables()
+    events, epoch_ns = _events(path, strings, threads)
     processes = {thread.process: str(thread.process) for thread in threads}
-    columns: Tables = {}
-    if count:
-        unknown = {name: np.full(count, -1) for name in _STATS.values()}
-        others = unknown | join_parts(_COLUMNS, parts) | {"event": np.arange(count)}
-        others["start_ns"] -= begin if begin > _SINCE_1970 else 0
-        columns["others"] = others | {"category": np.zeros(count, np.int64)}
+    if count := len(events["start_ns"]):
+        columns["others"] = events | {"event": np.arange(count), "category": np.zeros(count, np.int64)}
+        del events  # sorting them takes most of the memory
         sort_events(columns, strings, list(threads), processes)
     trace = assemble(
         path,
@@ -98,6 +81,35 @@ def read_xplane(path: Path) -> Trace:
     if not trace.gpu:
         trace.unread_devices = unread_devices(trace, processes)
     return trace
+
+
+def _events(path: Path, strings: Strings, threads: Interner[Thread]) -> tuple[dict[str, Array], int]:
+    """Return the columns of all events, and the time since 1970 that theirs count from, or 0.
+
+    Args:
+        path: the file.
+        strings: the numbers of names; those of events are added.
+        threads: the numbers of threads; the lines are added.
+    """
+    planes = list(parse(path, _SCHEMA, "XSpace", path.read_bytes()).planes)
+    parts: list[dict[str, Array]] = [dict.fromkeys(_COLUMNS, np.empty(0, np.int64))]
+    count, limit = 0, event_limit(path)
+    for plane, line, names, wanted in _lines(planes, strings):
+        thread = threads[Thread(text_of(plane.name), line.id, text_of(line.display_name or line.name))]
+        for first in range(0, len(line.events), _AT_ONCE):
+            part = _columns(line.events[first : first + _AT_ONCE], wanted)
+            part["start_ns"] += line.timestamp_ns
+            part["name"] = map_unique(part["name"], partial(_or_empty, names))
+            parts.append(part | {"thread": np.full(len(part["name"]), thread)})
+            count += len(part["name"])
+        if count > limit:
+            raise TooLargeError(f"it holds more than {limit:,} events, too many for its size")
+    events = join_parts(_COLUMNS, parts)
+    begin = min((line.timestamp_ns for plane in planes for line in plane.lines if line.events), default=0)
+    if begin <= _SINCE_1970:
+        return events, max(_said(planes, b"profile_start_time"), 0)
+    events["start_ns"] -= begin
+    return events, begin
 
 
 def _lines(planes: list[Any], strings: Strings) -> Iterator[tuple[Any, Any, dict[int, int], dict[int, str]]]:
@@ -124,16 +136,16 @@ def _columns(events: list[bytes], wanted: Mapping[int, str]) -> dict[str, Array]
     """
     ends = np.cumsum(np.fromiter(map(len, events), np.int64, len(events)))
     data = np.frombuffer(b"".join([*events, PADDING]), np.uint8)
-    kinds, offset, duration = np.zeros((3, len(ends)), np.int64)
+    kinds, offset, duration = columns = np.zeros((3, len(ends)), np.int64)
     stats = {column: np.full(len(ends), -1) for column in wanted.values()}
     for rows, number, value, size in fields(data, np.append(0, ends[:-1]), ends):
-        for column, which in ((kinds, _KIND), (offset, _OFFSET), (duration, _DURATION)):
-            chosen = number == which
-            column[rows[chosen]] = value[chosen]
-        if wanted and (chosen := number == _STATS_OF_EVENT).any():
-            key, said = _stats(data, value[chosen], value[chosen] + size[chosen])
+        if number in (_KIND, _OFFSET, _DURATION):
+            columns[number - 1][rows] = value
+        elif number == _STATS_OF_EVENT and wanted:
+            key, said = _stats(data, value, value + size)
             for own, name in wanted.items():
-                stats[name][rows[chosen][key == own]] = said[key == own]
+                chosen = key == own
+                stats[name][rows[chosen]] = said[chosen]
     start, end = offset // 1000, (offset + duration) // 1000
     return {"start_ns": start, "duration_ns": np.maximum(end - start, 0), "name": kinds} | stats
 
@@ -142,8 +154,10 @@ def _stats(data: Array, begins: Array, ends: Array) -> tuple[Array, Array]:
     """Return for each stat the number of its name, and its value, which is -1 if it is not an integer."""
     key, said = np.zeros(len(begins), np.int64), np.full(len(begins), -1)
     for rows, number, value, _ in fields(data, begins, ends):
-        for column, which in ((key, number == 1), (said, (number == 3) | (number == 4))):
-            column[rows[which]] = value[which]
+        if number == 1:
+            key[rows] = value
+        elif number in (3, 4):
+            said[rows] = value
     return key, said
 
 
