@@ -110,6 +110,32 @@ def test_counters(tmp_path: Path) -> None:
     assert found.text("name") == ["Power (W)", "Power (W)", "Cycles (Current Kernel)"]
     assert (found.text("unit"), found.device.tolist()) == (["W", "W", ""], [0, 1, 0])
     assert (found.start_ns.tolist(), found.value.tolist()) == ([500, 700, 2000], [650.5, 300.0, 1_980_000.0])
+def test_render_stages() -> None:
+    """A file that torch 2.14 encoded has its GPU work as render stages alone, with launches and collectives."""
+    trace = read_trace(Path(__file__).parents[1] / "data" / "render_stages.pftrace")
+    gpu = trace.gpu
+    assert (trace.lost.left_out, trace.steps.duration_ns.tolist()) == ({}, [9000])
+    assert (trace.operators.start_ns.tolist(), trace.operators.duration_ns.tolist()) == ([400], [500])
+    names = ["gemm", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)", "ncclDevKernel_AllReduce_Sum_f32"]
+    assert (gpu.text("name"), gpu.text("category")) == (names, ["kernel", "memcpy", "memset", "kernel"])
+    assert (gpu.start_ns.tolist(), gpu.duration_ns.tolist()) == ([2000, 3000, 3600, 5000], [1000, 500, 100, 1500])
+    assert (gpu.device.tolist(), gpu.stream.tolist()) == ([0, 0, 0, 1], [7, 7, 7, 20])
+    launches = ["cudaLaunchKernel", "cudaMemcpyAsync", "cudaMemsetAsync", "cudaLaunchKernel"]
+    assert [trace.runtime.text("name")[row] for row in gpu.launch] == launches
+    assert (gpu.operator.tolist(), gpu.bytes.tolist()) == ([0, -1, -1, 0], [-1, 64, 128, -1])
+    assert (gpu.blocks[0], gpu.block_threads[0], gpu.registers[0], gpu.shared_bytes[0]) == (8, 64, 32, 1024)
+    assert (gpu.text("collective")[3], gpu.text("group")[3], gpu.elements_in[3]) == ("allreduce", "0", 1024)
+
+
+def test_the_lane_of_a_render_stage(tmp_path: Path) -> None:
+    """A stage that does not say its stream has the number of its lane; one without a name, that of its kind."""
+    names = [(24, message((1, iid), (2, name))) for iid, name in ((3, "Memset"), (100, "[07] stream 7"))]
+    stage = message((2, 50), (11, 2), (13, 100), (14, 3))
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(packet((10, 1), (12, message(*names))) + packet((8, BASE), (10, 1), (53, stage)))
+    gpu = read_trace(path).gpu
+    assert (gpu.text("name"), gpu.text("category"), gpu.duration_ns.tolist()) == (["Memset"], ["memset"], [50])
+    assert (gpu.device.tolist(), gpu.stream.tolist()) == ([2], [7])
 
 
 def slices(track: int, category: str, name: str, begin: int, end: int, **args: int | str) -> bytes:
@@ -169,7 +195,7 @@ def test_clocks_of_a_sequence(tmp_path: Path, field: tuple[int, int | bytes]) ->
 
 
 def test_what_is_not_there(tmp_path: Path) -> None:
-    """Render stages are counted; a file without slices, and one that is cut off, are named."""
+    """Render stages without a name are counted; a file without slices, and one that is cut off, are named."""
     path = tmp_path / "t.pftrace"
     path.write_bytes(torch_trace() + packet((8, BASE), (53, b"")))
     assert read_trace(path).lost.left_out == {"GPU events without a name, in render stages": 1}

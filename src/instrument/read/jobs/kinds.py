@@ -147,7 +147,7 @@ READ = (
         "annotations, steps, Python frames, calls of the runtime, operations on the CPU, work of GPUs and TPUs",
     ),
     Kind(
-        "torch.profiler, since 2.14, and rocprofv3 for Perfetto; with protobuf, as above",
+        "torch.profiler, since 2.14, rocprofv3 and Triton's Proton for Perfetto; with protobuf, as above",
         (".pftrace", ".pftrace.gz", ".perfetto-trace"),
         # a packet with one of the fields that begin packets, which no text has here
         _begins(
@@ -155,7 +155,7 @@ READ = (
             rb"(?=.{0,400}[\0-\x08])"
         ),
         _one("profilers.perfetto.read_perfetto"),
-        "the slices of the program and of the GPU, counters of torch; not the render stages of the GPU",
+        "the slices of the program and of the GPU; the render stages of the GPU, which are torch's GPU work; torch's counters",
     ),
     Kind("torch_npu", (".json",), _is_ascend, _read_ascend, "operators, regions, calls of CANN, work of the NPU"),
 )

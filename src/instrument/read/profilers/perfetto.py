@@ -1,4 +1,4 @@
-"""Reads Perfetto's binary traces of torch.profiler (2.14 and later) and rocprofv3: their track events.
+"""Reads Perfetto's binary traces of torch.profiler (2.14 and later), rocprofv3 and Triton's Proton.
 
 The schema: protos/perfetto/trace in Perfetto. A slice is two packets, a begin and an end on a track; names and
 categories may be numbers of texts that an earlier packet of the same sequence lists. The arguments of torch are
@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from ...base.errors import TraceError
 from ..kineto.kineto import read_kineto_ranks
 from ..kineto.text import read_blocks
 from ..tables.trace import ReadLosses, Trace
+from .perfetto_gpu import STAGES, stage_event
 from .protobuf_messages import Schema, parse, text_of
 
 _SCHEMA: Schema = {
+    **STAGES,
     "PerfettoTrace": {"packet": (1, "Packet*")},
     "Packet": {
         "timestamp": (8, "uint64"),
@@ -32,7 +34,7 @@ _SCHEMA: Schema = {
         "interned": (12, "Interned"),
         "flags": (13, "uint64"),
         "counter": (52, "GpuCounter"),
-        "render_stage": (53, "bytes"),
+        "render_stage": (53, "RenderStage"),
         "clock": (58, "uint64"),
         "defaults": (59, "Defaults"),
         "track": (60, "Track"),
@@ -61,8 +63,10 @@ _SCHEMA: Schema = {
         "categories": (1, "Text*"),
         "names": (2, "Text*"),
         "annotations": (3, "Text*"),
+        "stages": (24, "Text*"),
         "strings": (29, "Text*"),
         "counters": (47, "CounterNames*"),
+        "launch_arguments": (1001, "Text*"),
     },
     "GpuCounter": {"values": (2, "CounterValue*"), "iid": (4, "uint64")},
     "CounterValue": {"number": (1, "uint64"), "int_value": (2, "int64"), "double_value": (3, "double")},
@@ -82,6 +86,7 @@ _SCHEMA: Schema = {
     "Process": {"pid": (1, "int64"), "name": (6, "bytes")},
     "Thread": {"pid": (1, "int64"), "tid": (2, "int64"), "name": (5, "bytes")},
 }
+_TEXTS = ("categories", "names", "annotations", "stages", "strings", "launch_arguments")
 _BEGIN, _END = 1, 2
 _CLEARED = 1  # a flag: the texts of the sequence so far are void, and their numbers are given anew
 _LAST_CLOCK = 63  # the last of those that give absolute times in ns
@@ -107,14 +112,14 @@ def read_perfetto(path: Path) -> Trace:
         if max(packet.clock, packet.defaults.clock) > _LAST_CLOCK:
             raise TraceError(path, "its times are of clocks of its own, such as differences, which are not read")
         reader.take(packet)
-    if not reader.slices:
+    if not reader.slices and not reader.stages:
         raise TraceError(path, "it has no slices of a program: give a trace of torch.profiler or rocprofv3")
     (trace, *more) = read_kineto_ranks(path, texts=reader.texts())
     if more:
         raise TraceError(path, f"it holds the traces of {len(more) + 1} ranks")
     trace.format, trace.look_up = "perfetto", None  # which looks for JSON
-    if reader.render_stages:
-        trace.lost.left_out["GPU events without a name, in render stages"] = reader.render_stages
+    if reader.unnamed:
+        trace.lost.left_out["GPU events without a name, in render stages"] = reader.unnamed
     return trace
 
 
@@ -133,13 +138,14 @@ class _Reader:
     """Pairs the begins and ends of slices.
 
     On a track, an end closes the innermost slice. But torch writes all begins of a kind and then all ends, in the
-    same order: so the first ends come before the last begins.
+    same order: so the ends are not in order of time, or the first ones come before the last begins.
     """
 
     slices: list[_Slice] = field(default_factory=list)
     tracks: dict[int, Any] = field(default_factory=dict)
     counters: list[dict[str, Any]] = field(default_factory=list)
-    render_stages: int = 0
+    stages: list[_Slice] = field(default_factory=list)
+    unnamed: int = 0
     _counter_names: dict[tuple[int, int], tuple[str, dict[int, str]]] = field(default_factory=dict)
     _texts: dict[int, dict[str, dict[int, str]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(dict))
@@ -152,7 +158,7 @@ class _Reader:
             self._texts.pop(packet.sequence, None)
         texts = self._texts[packet.sequence]
         if packet.HasField("interned"):
-            for kind in ("categories", "names", "annotations", "strings"):
+            for kind in _TEXTS:
                 texts[kind].update((text.iid, text_of(text.name)) for text in getattr(packet.interned, kind))
             for own in packet.interned.counters:
                 names = {spec.number: text_of(spec.name) for spec in own.names.specs}
@@ -161,7 +167,12 @@ class _Reader:
             self.tracks[packet.track.uuid] = packet.track
         if packet.HasField("counter"):
             self._count(packet)
-        self.render_stages += packet.HasField("render_stage")
+        if packet.HasField("render_stage"):
+            stage, at = packet.render_stage, packet.timestamp
+            if stage.name_iid or stage.stage_iid:
+                self.stages.append(_Slice(stage, at, texts, at + stage.duration))
+            else:
+                self.unnamed += 1
         if packet.HasField("track_event"):
             event = packet.track_event
             if event.type == _BEGIN:
@@ -183,14 +194,16 @@ class _Reader:
         """Yield the slices as the JSON of torch.profiler."""
         for packets in self._ends.values():
             _pair(packets)
-        begin = min(each.begin_ns for each in self.slices)
+        begin = min(each.begin_ns for each in chain(self.slices, self.stages))
         yield b'{"baseTimeNanoseconds": %d, "traceEvents": [' % begin
         yield b",".join(map(msgspec.json.encode, self._names()))
-        for first in range(0, len(self.slices), _AT_ONCE):
-            some = [each for each in self.slices[first : first + _AT_ONCE] if each.end_ns >= each.begin_ns]
-            yield b"".join(b"," + msgspec.json.encode(self._event(each, begin)) for each in some)
-        for each in self.counters:
-            yield b"," + msgspec.json.encode(each | {"ts": (each["ts"] - begin) / 1000})
+        events = chain(
+            (self._event(each) | _times(each, begin) for each in self.slices if each.end_ns >= each.begin_ns),
+            (stage_event(each.event, each.texts) | _times(each, begin) for each in self.stages),
+            (each | {"ts": (each["ts"] - begin) / 1000} for each in self.counters),
+        )
+        while some := list(islice(events, _AT_ONCE)):
+            yield b"".join(b"," + msgspec.json.encode(each) for each in some)
         yield b"]}"
 
     def _names(self) -> Iterator[dict[str, Any]]:
@@ -210,7 +223,7 @@ class _Reader:
             return track.thread.pid, track.thread.tid
         return track.process.pid, text_of(track.name or track.static_name) or uuid & (1 << 31) - 1
 
-    def _event(self, each: _Slice, begin: int) -> dict[str, Any]:
+    def _event(self, each: _Slice) -> dict[str, Any]:
         event, texts = each.event, each.texts
         args = dict(_arguments(event.annotations, texts))
         name = text_of(event.name) or texts["names"].get(event.name_iid, "")
@@ -225,8 +238,11 @@ class _Reader:
             if lane := _LANE.match(str(tid)):
                 args |= {"device": int(lane[1]), "stream": int(lane[2])}
             category = _OF_ROCPROF.get(category, "cuda_runtime")
-        times = {"ts": (each.begin_ns - begin) / 1000, "dur": (each.end_ns - each.begin_ns) / 1000}
-        return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, **times, "args": args}
+        return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args}
+
+
+def _times(each: _Slice, begin: int) -> dict[str, float]:
+    return {"ts": (each.begin_ns - begin) / 1000, "dur": (each.end_ns - each.begin_ns) / 1000}
 
 
 def _pair(packets: Iterable[_Slice | int]) -> None:
@@ -239,7 +255,8 @@ def _pair(packets: Iterable[_Slice | int]) -> None:
             open_ += begun
             continue
         ends = [each for each in some if isinstance(each, int)]
-        if 1 < len(begun) == len(ends) and min(ends) <= max(each.begin_ns for each in begun):
+        in_time = ends == sorted(ends) and ends[0] > max((each.begin_ns for each in begun), default=-1)
+        if 1 < len(begun) == len(ends) and not in_time:
             closed = begun
             del open_[-len(begun) :]
         else:
