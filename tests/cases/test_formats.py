@@ -147,7 +147,6 @@ UNREADABLE: dict[str, tuple[bytes, str]] = {
     "denied.json": (b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "it is XML"),
     "t.hatchet": (b'[{"children": [], "frame": {"name": "ROOT"}, "metrics": {}}, {}]', "it is a Hatchet profile"),
     "trt.json": (b'[\n  { "count" : 340 }\n, { "name" : "conv1" }\n]', "it is a profile of TensorRT"),
-    "times.json": (b'[\n  { "startH2dMs" : 1.5, "endH2dMs" : 1.6 }\n]', "it is a profile of TensorRT"),
     "et.json": (
         b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 5, "time": "2026", "start_ts": 1,\n  "nodes": [\n',
         "it is an execution trace",
@@ -244,6 +243,16 @@ def test_members_that_point_elsewhere(tmp_path: Path, name: str, monkeypatch: py
     assert sorted(tmp_path.iterdir()) == [path, folder]
     assert not Path("/tmp/out.json").exists()
     assert all(file.parent.parent == folder or file.is_relative_to(folder) for file in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["rank{}.json", "rank{}.json.gz", "rank{}.sqlite", "run/rank{}.json"])
+def test_a_folder_of_pointers(tmp_path: Path, name: str) -> None:
+    """The error for a folder whose files Git LFS has not fetched says what fetches them."""
+    (tmp_path / "run").mkdir()
+    for rank in range(2):
+        (tmp_path / name.format(rank)).write_bytes(POINTER)
+    with pytest.raises(TraceError, match=rf"{name.format(0)}: it is a pointer of Git LFS: git lfs pull fetches"):
+        read_traces(tmp_path)
 
 
 def test_a_link_of_git_annex(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from .printable import printable
+from .units import duration
 
 
 class InstrumentError(Exception):
@@ -26,6 +28,30 @@ class TraceError(InstrumentError, ValueError):
 
     def __str__(self) -> str:
         return printable(f"cannot read {self.path}: {self.reason}")
+
+
+class TimeSum(NamedTuple):
+    """The calls of a kernel or a layer, and the time that the GPU took for all of them."""
+
+    name: str
+    calls: int
+    time_ns: int
+
+
+class TimeSumsError(TraceError):
+    """A profile that is no trace: it has sums of GPU time by name and no timeline.
+
+    Attributes:
+        sums: the sums, the largest first.
+    """
+
+    def __init__(self, path: Path, reason: str, sums: tuple[TimeSum, ...] = ()) -> None:
+        super().__init__(path, reason)
+        self.sums = sums
+
+    def __str__(self) -> str:
+        most = ", ".join(f"{each.name[:80]} {duration(each.time_ns)}" for each in self.sums[:3])
+        return printable(f"{super().__str__()}. GPU time by name: {most}")
 
 
 class CaptureError(InstrumentError):

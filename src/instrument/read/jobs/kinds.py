@@ -30,6 +30,7 @@ class Kind:
             says so.
         read: returns its trace, or the traces of several ranks; None if it is not read.
         holds: what a trace has of it; of a kind that is not read, what to do.
+        sums: whether it has sums of GPU time by name, and no timeline.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Kind:
     fits: Fits | None
     read: Read | None
     holds: str
+    sums: bool = False
 
     @property
     def text(self) -> str:
@@ -157,6 +159,13 @@ READ = (
         _one("profilers.perfetto.read_perfetto"),
         "the slices of the program and of the GPU; the render stages of the GPU, which are torch's GPU work; torch's counters",
     ),
+    Kind(
+        "TensorRT's `trtexec --exportTimes`",
+        (".json",),
+        _begins(rb"\s*\[\s*\{\s*\"start(?:Enq|H2d|In)Ms\"\s*:"),
+        _one("profilers.trtexec.read_trtexec_times"),
+        "queries as steps, with their calls, copies and work",
+    ),
     Kind("torch_npu", (".json",), _is_ascend, _read_ascend, "operators, regions, calls of CANN, work of the NPU"),
 )
 """The kinds of which a `Trace` is made, as the documentation lists them."""
@@ -170,8 +179,8 @@ _POINTER = "fetches the file"
 _DOWNLOAD = "download the file itself"
 
 
-def _other(name: str, advice: str, begins: bytes | None, *suffixes: str) -> Kind:
-    return Kind(name, suffixes, None if begins is None else _begins(begins), None, advice)
+def _other(name: str, advice: str, begins: bytes | None, *suffixes: str, sums: bool = False) -> Kind:
+    return Kind(name, suffixes, None if begins is None else _begins(begins), None, advice, sums)
 
 
 OTHERS = (
@@ -281,11 +290,14 @@ OTHERS = (
         "a Hatchet profile, as Triton's Proton writes, which has sums and no timeline",
         'proton-viewer shows it; Proton writes a trace with data="trace"',
         rb"\s*\[\s*\{\s*\"(?:children|frame|metrics)\"\s*:",
+        ".hatchet",
+        sums=True,
     ),
     _other(
         "a profile of TensorRT, which has times of layers and no timeline",
         "record the program with nsys profile",
-        rb"\s*\[\s*\{\s*\"(?:count\"\s*:\s*\d+\s*\}|startH2dMs\"|name\"[^{}]{0,2000}\"(?:timeMs|averageMs)\")",
+        rb"\s*\[\s*\{\s*\"(?:count\"\s*:\s*\d+\s*\}|name\"[^{}]{0,2000}\"(?:timeMs|averageMs)\")",
+        sums=True,
     ),
     _other(
         "a table of sums of rocprofv3 --stats, which has no timeline",

@@ -23,6 +23,7 @@ from ...base.errors import TraceError
 from ...base.trace_marks import MACHINE, MERGE
 from ..kineto.text import file_blocks, read_head
 from ..measures.region_steps import steps_from_regions, with_steps
+from ..profilers.sums import refuse_with_sums
 from ..tables.intervals import clip, merge_overlaps, total_ns
 from ..tables.lanes import map_unique
 from ..tables.steps import span, whole_window
@@ -172,6 +173,8 @@ def _read_file(path: Path, allowance: Allowance) -> Trace | TraceSet:
         allowance.layers -= 1
         return _read_copies(path, partial(unpack, path, head, allowance), allowance)
     kind = kind_of(path, head)
+    if kind.sums:
+        refuse_with_sums(path, kind.text)
     if kind.read is None:
         raise TraceError(path, kind.text)
     traces = kind.read(path)
@@ -205,7 +208,7 @@ def _read_copies(path: Path, copy: Callable[[Path], list[Path]], allowance: Allo
     except BaseException as error:
         _remove_below(folder)
         if isinstance(error, TraceError):
-            raise TraceError(path, error.reason) from None
+            error.path = path
         raise
     base, needed = files[0] if len(files) == 1 else folder, set()
     for trace in [contents] if isinstance(contents, Trace) else contents.values():

@@ -17,7 +17,7 @@ from ...base.errors import TraceError
 from ...base.run_folder import BLACK_BOX, DIAGNOSIS, without_files
 from ...base.units import counted, natural_key
 from ..kineto.text import GZIP, read_head
-from .kinds import SUFFIXES
+from .kinds import SUFFIXES, kind_of
 
 MERGED_MARK = "instrument_merged"
 """A key at the beginning of merged traces, which are not read with the ranks."""
@@ -129,9 +129,11 @@ def _in_folder(folder: Path) -> tuple[list[Path], list[Path]]:
         return dict(folders)[last], [path for path, _ in folders if path != last]
     if chosen:
         return chosen, []
-    others = sum(map(len, by_folder.values()))
-    if others:
-        named = f"it holds {counted(others, 'file')} named like traces, *.json"
+    if others := _natural_order(path for files in by_folder.values() for path in files):
+        named = f"it holds {counted(len(others), 'file')} named like traces, *.json"
+        kind = kind_of(others[0], read_head(others[0], _HEAD_BYTES))
+        if kind.read is None:  # such as pointers of Git LFS
+            raise TraceError(folder, f"{named}, but none is one. {others[0].relative_to(folder)}: {kind.text}")
         raise TraceError(folder, f'{named}, but none contains "traceEvents" or "rocprofiler"')
     if windows := without_files(folder, "skipped", "failed", "not reached"):
         raise TraceError(folder, f"the run has no trace; {windows[-1]}")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...base.printable import shell_line
+from ...base.errors import TimeSumsError
+from ...base.printable import printable, shell_line
 from ...base.run_folder import Phase, entry_of, last_window, phase_of, phases_beside, traces_in, training_of
-from ...base.units import count, counted, duration, steps_text
+from ...base.units import count, counted, duration, percent, steps_text
 from ...read.jobs.ranks import TraceSet
 from ...read.jobs.read import read_any, read_file
 from ...read.measures.region_steps import with_steps
@@ -21,8 +22,10 @@ from ...read.tables.table import PIP
 from ...read.tables.trace import Trace
 from ...read.tables.work_classes import Collectives, compile_collectives
 from ..text.lines import line
-from .console import Block, Table
+from .console import Block, Table, more
 from .summary import summary_text
+
+_SUMS = 30  # rows shown
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,17 @@ def phase_table(run: RecordedRun) -> Iterator[Block]:
         ]
         yield line()
         yield Table(["phase, beside the steps above", "blocks", "median", "shown by"], rows)
+
+
+def time_sums(error: TimeSumsError) -> Iterator[Block]:
+    """Yield what a profile without a timeline has: the GPU time of each kernel or layer."""
+    yield f"{printable(str(error.path))}: {error.reason}."
+    whole = sum(each.time_ns for each in error.sums)
+    shown = error.sums[:_SUMS]
+    rows = [[each.name, count(each.calls), duration(each.time_ns), percent(each.time_ns, whole)] for each in shown]
+    yield line()
+    yield Table(["name", "calls", "GPU", "% GPU"], rows)
+    yield from more(len(error.sums) - _SUMS, "more name")
 
 
 def _steps(entry: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...base.errors import TraceError
+from ...base.errors import TimeSumsError, TraceError
 from ...base.run_folder import (
     count_snapshots,
     entry_of,
@@ -70,8 +70,8 @@ def summarize(
     from ...read.jobs.read import read_any
     from ...read.tables.trace import Trace
     from ...read.tables.work_classes import compile_collectives
-    from ...show.terminal.console import new_console, print_line
-    from ...show.terminal.summarize import find_recorded_run
+    from ...show.terminal.console import new_console, print_line, show
+    from ...show.terminal.summarize import find_recorded_run, time_sums
 
     with cli.value_of("--collectives"):
         pattern = compile_collectives(collectives)
@@ -87,6 +87,12 @@ def summarize(
             with cli.errors_reported(names={'"phase"': "--phase"}):
                 window = last_window(path, phase=phase)
             read = read_any(window)
+        except TimeSumsError as error:
+            if as_json:
+                numbers.append({"path": path, "time_sums": [each._asdict() for each in error.sums]})
+            else:
+                show(console, time_sums(error))
+            continue
         except (TraceError, OSError) as error:
             cli.print_message(cli.describe(error))
             if snapshots:
