@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ..support.kineto_text import dumps, ordinary, written
+from ..support.protobuf import message
+from ..support.xplane import GPU, HOST
 from .nsys_report import random_database
-from .rocm_files import STEP, Kernel, as_json, write_rocpd
+from .rocm_files import CSV_FILES, STEP, Kernel, as_json, write_rocpd
 
 Random = random.Random
+_STAGES = gzip.decompress((Path(__file__).parents[1] / "data" / "render_stages.pftrace").read_bytes())
 
 NAMES = [
     "",
@@ -236,6 +239,41 @@ def _dumped(content: Any) -> bytes:
     return json.dumps(content).encode()
 
 
+def _binary(content: bytes, name: str) -> Callable[[Random, Path], Path]:
+    """Change bytes in place, which leaves most sizes as they are, or as `bytes_of`."""
+
+    def make(dice: Random, folder: Path) -> Path:
+        data = bytearray(content)
+        for _ in range(dice.choice((1, 3, 20))):
+            data[dice.randrange(len(data))] = dice.randrange(256)
+        path = folder / name
+        path.write_bytes(bytes(data) if dice.random() < 0.7 else bytes_of(dice, content))
+        return path
+
+    return make
+
+
+def _rocprof_csv(dice: Random, folder: Path) -> Path:
+    for name, text in CSV_FILES.items():
+        data = text.encode()
+        (folder / f"1_{name}.csv").write_bytes(bytes_of(dice, data) if dice.random() < 0.5 else data)
+    return folder / "1_kernel_trace.csv"
+
+
+def tree() -> list[dict[str, Any]]:
+    """Return a tree of Triton's Proton: a kernel in a scope."""
+    metrics = {"count": 3, "device_id": "0", "device_type": "CUDA", "time (ns)": 700}
+    kernel = {"children": [], "frame": {"name": "add", "type": "function"}, "metrics": metrics}
+    scope = {"children": [kernel] * 3, "frame": {"name": "forward", "type": "function"}, "metrics": {}}
+    return [{"children": [scope] * 3, "frame": {"name": "ROOT"}, "metrics": {}}, {"CUDA": {}}]
+
+
+def queries() -> list[dict[str, float]]:
+    """Return the times of queries as trtexec writes them."""
+    keys = ("startEnqMs", "endEnqMs", "startH2dMs", "endH2dMs", "startComputeMs", "endComputeMs")
+    return [{key: 10 * row + place for place, key in enumerate(keys)} for row in range(4)]
+
+
 def _other(dice: Random, folder: Path) -> Path:
     """Write a file of another tool, or random bytes, under any name."""
     csv = (
@@ -258,6 +296,11 @@ MAKERS: dict[str, Callable[[Random, Path], Path]] = {
     "rocpd 3": _database(lambda path: write_rocpd(path, [STEP], 3), ".db"),
     "rocpd 4": _database(lambda path: write_rocpd(path, [STEP, STEP._replace(pid=200)], 4), ".db"),
     "nsys": _database(lambda path: random_database(1).write(path), ".sqlite"),
+    "rocprof csv": _rocprof_csv,
+    "xplane": _binary(message((1, HOST), (1, GPU)), "mutant.xplane.pb"),
+    "perfetto": _binary(_STAGES, "mutant.pftrace"),
+    "proton": _text(tree, "mutant.hatchet", _dumped),
+    "trtexec": _text(queries, "times.json", _dumped),
     "other": _other,
 }
 """For each format, a function that writes a damaged file into a folder."""

@@ -430,3 +430,37 @@ class _Writer:
 
 def _span(item: Any) -> dict[str, int]:
     return {"start": item.start, "end": item.end}
+
+
+# The CSV files of a process
+
+CSV_KERNELS = (
+    '"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",'
+    '"Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",'
+    '"Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"\n'
+    '"KERNEL_DISPATCH","Agent 4",17,2,101,1,49,"void add<float>(float*, int)",7,2000,2900,'
+    "512,0,8,0,16,64,1,1,1024,4,1\n"
+)
+_CSV_CALLS = (
+    '"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
+    '"HIP_RUNTIME_API","hipLaunchKernel",101,101,7,1000,1100\n'
+    '"HIP_RUNTIME_API","hipMemcpyAsync",101,101,8,1200,1300\n'
+)
+_CSV_MARKERS = _CSV_CALLS.partition("\n")[0] + (
+    '\n"MARKER_CORE_RANGE_API","forward",101,101,5,900,1500\n"MARKER_CORE_API","roctxGetThreadId",101,101,6,1600,1601\n'
+)
+_CSV_COPIES = (
+    '"Kind","Direction","Stream_Id","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp",'
+    '"End_Timestamp"\n"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",2,"Agent 0","Agent 4",8,3000,3400\n'
+)
+_CSV_AGENTS = (
+    '"Logical_Node_Id","Agent_Type","Wave_Front_Size","Cu_Count","Max_Waves_Per_Cu","Product_Name"\n'
+    '0,"CPU",0,0,0,"EPYC"\n4,"GPU",64,304,32,"AMD Instinct MI300X"\n'
+)
+CSV_FILES = {
+    "kernel_trace": CSV_KERNELS,
+    "hip_api_trace": _CSV_CALLS,
+    "marker_api_trace": _CSV_MARKERS,
+    "memory_copy_trace": _CSV_COPIES,
+    "agent_info": _CSV_AGENTS,
+}

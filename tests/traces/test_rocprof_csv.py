@@ -10,40 +10,11 @@ from instrument.base.errors import TraceError
 from instrument.read.jobs.read import read_trace, read_traces
 from instrument.read.tables.table import KERNEL, MEMCPY
 
-KERNELS = (
-    '"Kind","Agent_Id","Queue_Id","Stream_Id","Thread_Id","Dispatch_Id","Kernel_Id","Kernel_Name","Correlation_Id",'
-    '"Start_Timestamp","End_Timestamp","LDS_Block_Size","Scratch_Size","VGPR_Count","Accum_VGPR_Count","SGPR_Count",'
-    '"Workgroup_Size_X","Workgroup_Size_Y","Workgroup_Size_Z","Grid_Size_X","Grid_Size_Y","Grid_Size_Z"\n'
-    '"KERNEL_DISPATCH","Agent 4",17,2,101,1,49,"void add<float>(float*, int)",7,2000,2900,'
-    "512,0,8,0,16,64,1,1,1024,4,1\n"
-)
-CALLS = (
-    '"Domain","Function","Process_Id","Thread_Id","Correlation_Id","Start_Timestamp","End_Timestamp"\n'
-    '"HIP_RUNTIME_API","hipLaunchKernel",101,101,7,1000,1100\n'
-    '"HIP_RUNTIME_API","hipMemcpyAsync",101,101,8,1200,1300\n'
-)
-MARKERS = CALLS.partition("\n")[0] + (
-    '\n"MARKER_CORE_RANGE_API","forward",101,101,5,900,1500\n"MARKER_CORE_API","roctxGetThreadId",101,101,6,1600,1601\n'
-)
-COPIES = (
-    '"Kind","Direction","Stream_Id","Source_Agent_Id","Destination_Agent_Id","Correlation_Id","Start_Timestamp",'
-    '"End_Timestamp"\n"MEMORY_COPY","MEMORY_COPY_HOST_TO_DEVICE",2,"Agent 0","Agent 4",8,3000,3400\n'
-)
-AGENTS = (
-    '"Logical_Node_Id","Agent_Type","Wave_Front_Size","Cu_Count","Max_Waves_Per_Cu","Product_Name"\n'
-    '0,"CPU",0,0,0,"EPYC"\n4,"GPU",64,304,32,"AMD Instinct MI300X"\n'
-)
-FILES = {
-    "kernel_trace": KERNELS,
-    "hip_api_trace": CALLS,
-    "marker_api_trace": MARKERS,
-    "memory_copy_trace": COPIES,
-    "agent_info": AGENTS,
-}
+from .rocm_files import CSV_FILES, CSV_KERNELS
 
 
 def written(folder: Path, prefix: str = "101_", **files: str) -> Path:
-    for name, text in (files or FILES).items():
+    for name, text in (files or CSV_FILES).items():
         (folder / f"{prefix}{name}.csv").write_text(text)
     return folder / f"{prefix}kernel_trace.csv"
 
@@ -68,7 +39,7 @@ def test_the_files_of_a_process(tmp_path: Path, named: str) -> None:
 
 def test_kernels_alone(tmp_path: Path) -> None:
     """Without the other files, kernels have no launch; the case of the columns does not matter."""
-    trace = read_trace(written(tmp_path, kernel_trace=KERNELS.replace("VGPR_Count", "Vgpr_Count", 1)))
+    trace = read_trace(written(tmp_path, kernel_trace=CSV_KERNELS.replace("VGPR_Count", "Vgpr_Count", 1)))
     assert (trace.gpu.registers.tolist(), trace.gpu.launch.tolist(), trace.devices[0].name) == ([8], [-1], "")
 
 
@@ -81,10 +52,10 @@ def test_processes_of_a_folder(tmp_path: Path) -> None:
 
 def test_damage(tmp_path: Path) -> None:
     """Rows without times are lost; a file without a row is no trace."""
-    trace = read_trace(written(tmp_path, kernel_trace=KERNELS + '"KERNEL_DISPATCH","Agent 4",17\n'))
+    trace = read_trace(written(tmp_path, kernel_trace=CSV_KERNELS + '"KERNEL_DISPATCH","Agent 4",17\n'))
     assert (len(trace.gpu), trace.lost.events) == (1, 1)
     with pytest.raises(TraceError, match="it has no event"):
-        read_trace(written(tmp_path, kernel_trace=KERNELS.partition("\n")[0] + "\n"))
+        read_trace(written(tmp_path, kernel_trace=CSV_KERNELS.partition("\n")[0] + "\n"))
 
 
 def test_other_tables(tmp_path: Path) -> None:
