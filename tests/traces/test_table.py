@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from instrument.read.tables.lanes import distinct_values, is_among
+from instrument.read.tables.lanes import distinct_places, distinct_values, is_among
 from instrument.read.tables.table import Array, Table
 
 Numbers = list[int]
@@ -61,3 +61,12 @@ def test_sets(one: Numbers, other: Numbers) -> None:
     values, others = np.array(one, np.int64), np.array(other, np.int64)
     assert distinct_values(values).tolist() == sorted(set(one))
     assert is_among(values, others).tolist() == [value in set(other) for value in one]
+
+
+@given(values=_NUMBERS | st.lists(st.integers(2**63 - 9, 2**63 - 1)), kind=st.sampled_from(("i4", "i8")))
+def test_distinct_places(values: Numbers, kind: str) -> None:
+    """They are those of `numpy.unique`, for integers close together and for others."""
+    column = np.array(values, np.int64).astype(kind)
+    expected, places = np.unique(column, return_inverse=True)
+    found = distinct_places(column)
+    assert (found[0].tolist(), found[1].tolist()) == (expected.tolist(), places.tolist())

@@ -77,7 +77,8 @@ def summarize(
         pattern = compile_collectives(collectives)
     if lanes is not None:
         _check_lanes(traces, lanes)
-    console, failed, numbers = new_console(), False, []
+    console, failed = new_console(), False
+    numbers: list[dict[str, Any]] = []
     for path in traces:
         snapshots = count_snapshots(Path(path))
         if unfinished := without_line(Path(path)):
