@@ -23,14 +23,14 @@ from .shown import each_step, named
 from .small_traces import kernel, on_cpu, trace_of
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"
-STEPS = [(GEMM, ADD)[at % 2] for at in range(20)]
-"""Kernels of 50 us, one after the other: half of them are matmuls."""
+KERNELS = [(GEMM, ADD)[at % 2] for at in range(20)]
+"""Kernels, one after the other: half of them are matmuls."""
 
 
 def alternating(took_us: int, period_us: int, name: str = "DRAM BW (GB/s)", values: Any = (1000, 3000)) -> Trace:
     """Return kernels of two families that take turns, and a counter that has a value for each of them."""
-    end = len(STEPS) * took_us
-    rows = [kernel(each, at * took_us, (at + 1) * took_us) for at, each in enumerate(STEPS)]
+    end = len(KERNELS) * took_us
+    rows = [kernel(each, at * took_us, (at + 1) * took_us) for at, each in enumerate(KERNELS)]
     counted = [
         on_cpu(name, at, at, value=float(values[at // took_us % 2]), device=0) for at in range(0, end, period_us)
     ]
@@ -166,6 +166,14 @@ def test_energy_of_half_of_the_window() -> None:
     numbers = metrics(powered(MadeLoop(), until=1500))
     assert numbers["energy"] == {"watts": pytest.approx(500), "joules": None, "joules_per_step": None}
     assert numbers.about("energy").coverage == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_gap_between_samples_is_not_known() -> None:
+    """A value holds for one and a half periods at most."""
+    rows = [on_cpu("Power (W)", at, at, value=500.0) for at in (0, 10, 20, 30, 100, 110)]
+    (counter,) = Counters(trace_of(counters=rows)).all
+    assert counter.mean((np.array([0]), np.array([200]))) == (500, 45 + 20)
+    assert counter.mean((np.array([50]), np.array([100]))) == (None, 0)
 
 
 def clocked(clock: Any, loop: MadeLoop | None = None) -> Diagnosis:
