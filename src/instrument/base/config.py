@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from . import log as events
 
-EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax")
+EMITTERS = ("torch", "nvtx", "roctx", "itt", "jax", "proton")
 RUN = "INSTRUMENT_RUN"
 """The environment variable by which ``instrument run`` requests a loop; holds the arguments of `Loop` as JSON."""
 LAUNCHED = "INSTRUMENT_LAUNCHED"
@@ -98,7 +98,7 @@ def configure(
 
     Args:
         emitters: "auto", or the profilers that regions go to: names out of "torch", "nvtx", "roctx", "itt",
-            "jax". Named emitters are used whether or not their tool is attached.
+            "jax", "proton". Named emitters are used whether or not their tool is attached.
         summary: print the summary after the last window.
         strict: raise internal errors instead of logging them once and skipping the feature.
         log: how events such as ``window.closed`` go to the logger "instrument": as sentences ("quiet", the

@@ -20,6 +20,7 @@ from ...base.patch import Patch, apply
 from .emitters import Emitter, JaxEmitter, attached, redundant
 from .region import Region
 from .torch_emitters import NestedTorchProfilerEmitter, RecordingNotes, TorchProfilerEmitter, torch_emitter
+from .triton_regions import LaunchRegions, ProtonSessions
 
 Token = tuple[Callable[[Any], None], Any]  # the function that closes a region, and its argument
 
@@ -67,6 +68,11 @@ class FanOutEmitter:
         """Show an instant in each profiler."""
         for emitter in self._emitters:
             try_emit(emitter, emitter.mark, NULL_EMITTER.pop, region)
+
+
+def joined(emitters: Sequence[Emitter]) -> Emitter:
+    """Return an emitter that shows each region in all of these."""
+    return FanOutEmitter(emitters) if len(emitters) > 1 else emitters[0] if emitters else NULL_EMITTER
 
 
 class _ThreadState(threading.local):
@@ -163,13 +169,22 @@ def backward_is_open() -> bool:
 
 def enter_without_torch(region: Region) -> Token:
     """Like `enter`, but skip emitters that already show torch's own range of this name."""
-    emitters = current._emitters if isinstance(current, FanOutEmitter) else [current]
-    others = [emitter for emitter in emitters if emitter.name != "torch"]
+    others = [emitter for emitter in listening() if emitter.name != "torch"]
     if profilers.running():
         pairs = [(emitter, {"torch", emitter.name}) for emitter in others]
         others = [emitter for emitter, pair in pairs if not pair & redundant(list(pair), active._target)]
-    shown = FanOutEmitter(others)
-    return shown.pop, shown.push(region)
+    return enter_in(others, region)
+
+
+def listening() -> Sequence[Emitter]:
+    """Return the active emitters."""
+    return current._emitters if isinstance(current, FanOutEmitter) else [current]
+
+
+def enter_in(emitters: Sequence[Emitter], region: Region) -> Token:
+    """Like `enter`, but only for these emitters."""
+    shown = joined(emitters)
+    return try_emit(shown, shown.push, shown.pop, region)
 
 
 def start(region: Region) -> Token:
@@ -219,7 +234,7 @@ class ActiveEmitters:
         emitters += self._coarse
         drop = redundant([emitter.name for emitter in emitters], self._target)
         emitters = [emitter for emitter in emitters if emitter.name not in drop]
-        current = FanOutEmitter(emitters) if len(emitters) > 1 else emitters[0] if emitters else NULL_EMITTER
+        current = joined(emitters)
         recording = bool(emitters)
         if recording or before:
             self._notify()
@@ -343,6 +358,10 @@ def _listen() -> None:
         active.follow_torch(torch)
     else:
         ImportHook("torch", active.follow_torch).apply()
+    launches = LaunchRegions(enter_in, leave)
+    active.observers.append(lambda: launches.show_in(listening()))
+    ImportHook("triton.compiler.compiler", launches.follow).apply()
+    ImportHook("triton.profiler.profile", ProtonSessions(active.add, active.remove).follow).apply()
     settings.listeners.append(active.on_configured)
     active.detect()
 
