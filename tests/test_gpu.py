@@ -68,6 +68,21 @@ def test_region_on_the_gpu_lane(trained: Path) -> None:
 
 
 @pytest.mark.gpu
+def test_region_on_the_lane_of_the_second_backend(tmp_path: Path) -> None:
+    """What `record_function` tells torch's second backend, regions do as well."""
+    pytest.importorskip("cupti")
+    tensor = torch.ones(8, device="cuda")
+    config = {"backend": "cupti_monitor"}
+    with instrument.profile(tmp_path, custom_profiler_config=config) as prof, instrument.annotate("add"):
+        tensor.add_(1)
+    (window,) = prof.windows
+    if window["status"] != "recorded":
+        pytest.skip(window["reason"])
+    (trace,) = tmp_path.glob("*/*.pt.trace.json.gz")
+    assert [event["name"] for event in events_of(trace) if event.get("cat") == "gpu_user_annotation"] == ["add"]
+
+
+@pytest.mark.gpu
 def test_gpu_time_of_the_summary(trained: Path) -> None:
     """The summary's GPU time equals the trace's kernels, memcpys and memsets; backward has its share."""
     summary = summarize(read_kineto(trained))

@@ -448,6 +448,12 @@ def test_declared_options_include_all_of_torchs() -> None:
         (TypeError, {"with_stack": "no"}, "\"with_stack\" must be True or False: 'no'"),
         (TypeError, {"acc_events": None}, '"acc_events" must be True or False: None'),
         (ValueError, {"experimental_config": {}}, "torch.profiler refuses experimental_config={}: "),
+        (TypeError, {"custom_profiler_config": 3}, '"custom_profiler_config" must be a dict, or a string: 3'),
+        (
+            ValueError,
+            {"custom_profiler_config": {"backend": "x"}, "experimental_config": {}},
+            '"custom_profiler_config" goes into "experimental_config" where both are given',
+        ),
         (TypeError, {"execution_trace_observer": 3}, '"execution_trace_observer" must have the methods start'),
         (TypeError, {"custom_trace_id_callback": "x"}, '"custom_trace_id_callback" must be a function'),
         (ValueError, {"activities": []}, "torch.profiler refuses activities=[]: "),

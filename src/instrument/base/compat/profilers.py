@@ -23,14 +23,16 @@ def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
     The first takes the name, and the values that the profiler shows as inputs if it records shapes.
 
     The autograd pair costs a third of `torch.profiler.record_function`, the fallback for versions of torch
-    without the pair.
+    without the pair. While torch's second backend records, the functions tell it the ranges as well, as
+    `record_function` does: its lanes show these, not those of the pair.
     """
     import torch
 
     enter = getattr(torch.autograd, "_record_function_with_args_enter", None)
     leave = getattr(torch.autograd, "_record_function_with_args_exit", None)
+    observer = cupti_observer()
     if enter is not None and leave is not None:
-        return enter, leave
+        return (enter, leave) if observer is None else _observed(enter, leave, observer)
 
     def enter_record_function(name: str, *_: Any) -> Any:
         record = torch.profiler.record_function(name)
@@ -38,6 +40,26 @@ def range_functions() -> tuple[Callable[..., Any], Callable[[Any], None]]:
         return record
 
     return enter_record_function, lambda record: record.__exit__(None, None, None)
+
+
+def cupti_observer() -> Any:
+    """Return the object by which torch's second backend learns of ranges; None unless it records."""
+    return getattr(sys.modules.get("torch.autograd.profiler"), "_active_cupti_profiler_observer", None)
+
+
+def _observed(
+    enter: Callable[..., Any], leave: Callable[[Any], None], observer: Any
+) -> tuple[Callable[..., Any], Callable[[Any], None]]:
+    def enter_observed(name: str, *shown: Any) -> Any:
+        record = enter(name, *shown)
+        observer.push_annotation(name)
+        return record
+
+    def leave_observed(record: Any) -> None:
+        observer.pop_annotation()
+        leave(record)
+
+    return enter_observed, leave_observed
 
 
 def running() -> bool:
@@ -66,9 +88,13 @@ def needs_nested_ranges(profiler: Any) -> bool:
     """Return whether ``profiler``, which starts, needs the ranges of a thread to end innermost first.
 
     True if it records a GPU, whose lane shows the ranges, or turns them into NVTX or ITT ranges. In a profile of
-    the CPU alone they may end in any order. True as well for an unknown profiler.
+    the CPU alone they may end in any order, unless torch's second backend records the GPU beside it. True as well
+    for an unknown profiler.
     """
     from torch.profiler import ProfilerActivity
+
+    if cupti_observer() is not None:
+        return True
 
     activities = getattr(profiler, "kineto_activities", None)
     return activities is None or bool(set(activities) - {ProfilerActivity.CPU})
@@ -196,6 +222,52 @@ def without_events(options: Mapping[str, Any]) -> dict[str, Any]:
     except TypeError:  # this version of torch always copies them
         return unchanged
     return {**unchanged, "experimental_config": config}
+
+
+def custom_config(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a profile with ``custom_profiler_config`` where torch takes it.
+
+    Raises:
+        TypeError: it is no mapping or string.
+        ValueError: there is an ``experimental_config`` as well, which holds it, or torch has no such backend.
+    """
+    from torch._C._profiler import _ExperimentalConfig
+
+    others = dict(options)
+    given = others.pop("custom_profiler_config", None)
+    if given is None:
+        return others
+    if not isinstance(given, (str, Mapping)):
+        raise TypeError(f'"custom_profiler_config" must be a dict, or a string: {given!r}')
+    if others.get("experimental_config") is not None:
+        raise ValueError(
+            f'"custom_profiler_config" goes into "experimental_config" where both are given: {given!r}'
+        )
+    text = given if isinstance(given, str) else json.dumps(dict(given))
+    try:
+        return {**others, "experimental_config": _ExperimentalConfig(custom_profiler_config=text)}
+    except TypeError:
+        raise ValueError(f'this version of torch takes no "custom_profiler_config": {given!r}') from None
+
+
+def has_second_backend(profiler: Any) -> bool:
+    """Return whether this `torch.profiler.profile` records the GPU by torch's second backend, beside Kineto."""
+    return bool(getattr(profiler, "_use_cupti_monitor", False))
+
+
+def export_trace(profiler: Any, path: str) -> bool:
+    """Have a `torch.profiler.profile` write its trace; torch's second backend writes it to ``path`` + ".gz".
+
+    Returns:
+        False if the trace is of the CPU alone: the second backend, which was to record the GPU, could not start.
+    """
+    observer = getattr(profiler, "_cupti_profiler_observer", None)
+    if observer is not None and not observer.available:  # torch would write nothing
+        profiler.profiler.export_chrome_trace(path)
+        return False
+    profiler.export_chrome_trace(path)
+    getattr(profiler, "wait_for_exports", bool)()  # with "cupti_monitor_async_export", another thread writes
+    return True
 
 
 def records_all_threads(options: Mapping[str, Any]) -> bool:

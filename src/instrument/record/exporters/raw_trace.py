@@ -37,6 +37,14 @@ def compress(raw: Path) -> Path:
     return packed(raw)
 
 
+def unpack(raw: Path) -> None:
+    """Replace a compressed trace, if there is one, by the trace itself."""
+    if packed(raw).exists():
+        with gzip.open(packed(raw)) as source, raw.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+        packed(raw).unlink()
+
+
 def check_is_complete(part: Path) -> None:
     """Check that torch wrote all of a trace.
 

@@ -31,7 +31,7 @@ from ..planning.schedule import SCHEDULE_OPTIONS
 from ..regions import dispatch
 from ..regions.region import Region, plain
 from ..regions.torch_emitters import TorchProfilerEmitter, torch_emitter
-from .raw_trace import check_is_complete, copy_trace
+from .raw_trace import check_is_complete, copy_trace, unpack
 from .sessions import OTHER_WINDOW, OpenRanges, sessions
 
 Detail = Literal["regions", "operators", "full"]
@@ -72,6 +72,10 @@ _PERHAPS_REFUSED = (
     " recording, the program's own, was of the CPU only: include the GPU in it, after torch.{kind}.init()"
 )
 _NO_RECORD = "the GPU's profiling interface gave no record of this window"
+_NO_SECOND_BACKEND = (
+    "the GPU is missing: torch's second backend (custom_profiler_config) could not start; it needs a CUPTI of 13.3"
+    " or newer that no other tool uses"
+)
 SUFFIX = ".pt.trace.json"  # the suffix that TensorBoard's profiler plugin finds
 
 
@@ -311,8 +315,14 @@ class TorchProfilerCapture:
             descriptor, name = mkstemp(suffix=SUFFIX)
             os.close(descriptor)
             weakref.finalize(self, Path(name).unlink, missing_ok=True)
-            self.profiler.export_chrome_trace(name)
+            self._export(Path(name))
             self._written = name
+
+    def _export(self, path: Path) -> None:
+        """Have torch write the trace."""
+        if not profilers.export_trace(self.profiler, str(path)):
+            self.incomplete.append(_NO_SECOND_BACKEND)
+        unpack(path)
 
     def _leave_out_last(self) -> None:
         """Put the complete steps into the trace: all but the last one, unless it is the only one."""
@@ -355,7 +365,7 @@ class TorchProfilerCapture:
     def _stop_trace(self) -> None:
         """Stop; include the kernels that still run, if the GPU is in use and can be synchronized."""
         profiler = self.profiler.profiler
-        if profiler is None or not profiler.use_device:
+        if profiler is None or not (profiler.use_device or profilers.has_second_backend(self.profiler)):
             self.profiler.stop_trace()
             return
         self.incomplete = gpu_wait.synchronize()
@@ -391,11 +401,11 @@ class TorchProfilerCapture:
             if self._written:
                 shutil.copyfile(self._written, part)
             else:
-                self.profiler.export_chrome_trace(str(part))
+                self._export(part)
             check_is_complete(part)  # torch does not raise
             part.replace(raw)  # not synced: the finishing process does what takes time
         self.raw = raw
-        if self.profiler.use_device == "cuda":
+        if self.profiler.use_device == "cuda" and not profilers.has_second_backend(self.profiler):
             if not kineto.is_set_up_for_gpu(raw):
                 self._without_gpu(_WITHOUT_GPU if sessions.saw_cpu_only else _PERHAPS_REFUSED)
             elif self._must_have_gpu_events and not kineto.has_gpu_events(raw):
@@ -443,10 +453,11 @@ def options_for(detail: Detail, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that ``detail`` stands for, replaced by those in ``options``.
 
     Raises:
-        TypeError: an option that torch.profiler does not know.
+        TypeError, ValueError: an option that torch.profiler does not know, or takes in another way.
     """
     from torch.profiler import profile
 
+    options = profilers.custom_config(options)
     accepted = [name for name in inspect.signature(profile).parameters if name not in _OWN_ARGUMENTS]
     for name, value in options.items():
         if name not in accepted:

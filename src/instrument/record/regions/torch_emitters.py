@@ -123,9 +123,11 @@ class TorchProfilerEmitter:
 
     name = "torch"
     _open: ClassVar[dict[int, Any]] = {}  # shared by the process, as torch records one profile at a time
+    _last_exit: ClassVar[Callable[[Any], None]]  # of the latest recording: closes what it left open
 
     def __init__(self) -> None:
         self._enter, self._exit = range_functions()
+        TorchProfilerEmitter._last_exit = staticmethod(self._exit)
         self.notes = RecordingNotes()
         self._follow = self.notes.follow
 
@@ -157,9 +159,8 @@ class TorchProfilerEmitter:
     @classmethod
     def end_all(cls) -> None:
         """End every open range: a recording stopped, and no profiler records now."""
-        _, leave = range_functions()
         while cls._open:
-            leave(cls._open.popitem()[1])
+            cls._last_exit(cls._open.popitem()[1])
 
 
 # The value that torch returned (None once the range is over), and the stack of the thread that opened it. A filler
@@ -275,14 +276,13 @@ class NestedTorchProfilerEmitter(TorchProfilerEmitter):
     def end_all(cls) -> None:
         """End every open range: a recording stopped, and no profiler records now."""
         super().end_all()
-        _, leave = profilers.range_functions()
         for ref in _stacks.copy():
             stack = ref()
             while stack:  # has at least as many ids as there are ranges in `popped`
                 ended = stack.popped.popitem()[1] if stack.popped else stack.pop()
                 record, ended[0] = ended[0], None
                 if record is not None:
-                    leave(record)
+                    cls._last_exit(record)
 
 
 def torch_emitter(profiler: Any) -> TorchProfilerEmitter:

@@ -62,7 +62,7 @@ class LaunchRegions:
             apply(self._launch_patches(), self._patches)
 
     def _launch_patches(self) -> Iterator[Patch]:
-        jit = sys.modules.get("triton.runtime.jit")
+        jit: Any = sys.modules.get("triton.runtime.jit")
         if hasattr(jit, "JITFunction") and hasattr(self._compiler, "CompiledKernel"):
             yield Patch(jit.JITFunction, "run", self._around_run)
             yield Patch(self._compiler.CompiledKernel, "__getitem__", self._around_binding)
@@ -114,8 +114,8 @@ class _Scopes(list[list[Any]]):
 class ProtonEmitter:
     """Opens scopes in the active sessions of Proton, until one of them begins or ends.
 
-    Proton closes the scopes of a thread innermost first, as it raises for another order. Where a region ends before
-    one inside it, the inner scope is closed with it and opened again.
+    Proton closes the scopes of a thread innermost first, and raises for another order. Where a region ends before
+    one inside it, the inner scope is closed and opened again.
     """
 
     name = "proton"

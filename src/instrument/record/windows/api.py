@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -39,6 +39,7 @@ class TorchProfilerOptions(TypedDict, total=False):
     with_flops: bool
     with_modules: bool
     experimental_config: Any
+    custom_profiler_config: Mapping[str, Any] | str | None
     execution_trace_observer: Any
     acc_events: bool
     custom_trace_id_callback: Callable[[], str] | None
@@ -137,7 +138,8 @@ def profile(
             by another process; None for none.
         upload_timeout: how long the end of the run waits for uploads, in s.
         options: those of `torch.profiler.profile`: ``activities``, ``record_shapes``,
-            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... Without
+            ``profile_memory``, ``with_stack``, ``with_flops``, ``experimental_config``, ... and
+            ``custom_profiler_config``, which selects torch's second backend: {"backend": "cupti_monitor"}. Without
             ``activities``, the CPU is recorded and, if the program uses it when a window begins, the GPU.
 
     Raises:
