@@ -6,6 +6,7 @@ It needs a CUPTI of 13.3, which the simulated one is not: a stand-in takes the p
 from __future__ import annotations
 
 import gzip
+import importlib.util
 import json
 import sys
 import types
@@ -61,7 +62,8 @@ class StandIn:
         assert self._paths is not None
         source, target = self._paths
         trace = json.loads(Path(source).read_text())
-        trace["merged"] = True
+        trace["merged"] = True  # torch adds the kernels, without which launches would be missed
+        trace["traceEvents"] = [event for event in trace["traceEvents"] if event.get("cat") != "cuda_runtime"]
         with gzip.open(target, "wt") as file:
             json.dump(trace, file)
 
@@ -82,7 +84,11 @@ class Refused(StandIn):
 
 
 @pytest.fixture(params=[StandIn, Refused])
-def observer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[StandIn]]:
+def observer(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[type[StandIn]]:
+    (tmp_path / "packages" / "cupti").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path / "packages")
     module = types.ModuleType(MODULE)
     vars(module)["ProfilerObserver"] = request.param
     monkeypatch.setitem(sys.modules, MODULE, module)
@@ -113,9 +119,15 @@ def test_a_window_of_the_second_backend(observer: type[StandIn], tmp_path: Path)
         assert line["status"] == "partial"
         assert "custom_profiler_config" in line["reason"]
     else:
-        assert line["status"] == "recorded"
+        assert line["status"] == "recorded", line["reason"]
         assert events["merged"]
         assert StandIn.told == ["forward", "forward/theirs", "forward/inner", "open at the end"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("cupti") is not None, reason="cupti-python is installed")
+def test_the_package_that_is_missing_is_named_at_the_call(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="pip install cupti-python"):
+        instrument.profile(tmp_path / "run", custom_profiler_config=CONFIG)
 
 
 def test_other_recordings_use_the_functions_of_torch(observer: type[StandIn]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -204,14 +205,7 @@ def test_triton_that_is_imported_in_a_recording(tmp_path: Path) -> None:
 PROTON = """
     import asyncio, json, os, sys, threading
     import torch
-    from instrument import annotate
-    from instrument.record.regions import dispatch
-    from tests.simgpu.test_triton_regions import launch
-
     import triton.profiler as proton
-
-    tensor = torch.ones(4096, device="cuda")
-    launch(tensor)
 
     def paths(node, above=()):
         path = (*above, node["frame"]["name"])
@@ -220,28 +214,31 @@ PROTON = """
         for child in node["children"]:
             yield from paths(child, path)
 
-    def finished(session=None):
-        proton.finalize(session)
+    def finished():
+        proton.finalize()
         return dict(paths(json.load(open(sys.argv[1] + ".hatchet"))[0]))
+
+    tensor = torch.ones(4096, device="cuda")
+"""
+LIBRARY = """
+    from instrument import annotate, configure
+    from instrument.record.regions import dispatch
+    from tests.simgpu.test_triton_regions import launch
+
+    launch(tensor)
 """
 
 
-def proton_output(script: str, folder: Path) -> Any:
+def proton_output(folder: Path, *parts: str) -> Any:
     """Run a program with Proton, which loads CUPTI from a folder; return the JSON that it prints."""
     libraries = folder / "cupti"
     libraries.mkdir()
-    (mapped,) = {
-        line.split()[-1]
-        for line in Path("/proc/self/maps").read_text().splitlines()
-        if "simgpu_lib/libcupti" in line
-    }
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (mapped,) = {line.split()[-1] for line in lines if "simgpu_lib/libcupti" in line}
     (libraries / "libcupti.so").symlink_to(mapped)
-    lines = (line for part in (PROTON, script) for line in part.splitlines())
-    program = "\n".join(line.removeprefix("    ") for line in lines)
-    text = output(
-        f"import os\nos.environ['TRITON_CUPTI_LIB_PATH'] = {str(libraries)!r}\n{program}", str(folder / "it")
-    )
-    return json.loads(text.splitlines()[-1])
+    before = f"import os\nos.environ['TRITON_CUPTI_LIB_PATH'] = {str(libraries)!r}\n"
+    program = "".join(textwrap.dedent(part) for part in (PROTON, *parts))
+    return json.loads(output(before + program, str(folder / "it")).splitlines()[-1])
 
 
 def test_regions_are_scopes_of_proton_while_a_session_is_active(tmp_path: Path) -> None:
@@ -276,7 +273,7 @@ def test_regions_are_scopes_of_proton_while_a_session_is_active(tmp_path: Path) 
     assert not dispatch.recording
     print(json.dumps(found))
     """
-    assert proton_output(script, tmp_path) == {
+    assert proton_output(tmp_path, LIBRARY, script) == {
         "step/scale_kernel": 1,
         "step/forward/scale_kernel": 1,
         "step/theirs/inner/scale_kernel": 1,
@@ -290,8 +287,6 @@ def test_regions_are_scopes_of_proton_while_a_session_is_active(tmp_path: Path) 
 def test_regions_that_overlap_and_sessions_that_do(tmp_path: Path) -> None:
     """Proton raises if an outer scope ends first: the inner ones are opened again."""
     script = """
-    from instrument import configure
-
     session = proton.start(sys.argv[1])
     first, second = asyncio.Event(), asyncio.Event()
 
@@ -334,7 +329,7 @@ def test_regions_that_overlap_and_sessions_that_do(tmp_path: Path) -> None:
         launch(tensor)
     print(json.dumps(finished()))
     """
-    assert proton_output(script, tmp_path) == {
+    assert proton_output(tmp_path, LIBRARY, script) == {
         "a/scale_kernel": 1,
         "a/b/scale_kernel": 2,
         "b/scale_kernel": 1,
@@ -354,4 +349,19 @@ def test_a_session_that_cannot_start(tmp_path: Path) -> None:
     except Exception as error:
         print(json.dumps([type(error).__name__, dispatch.recording]))
     """
-    assert proton_output(script, tmp_path) == ["ValueError", False]
+    assert proton_output(tmp_path, LIBRARY, script) == ["ValueError", False]
+
+
+def test_a_session_that_is_older_than_the_library(tmp_path: Path) -> None:
+    """It is followed, as where ``proton script.py`` starts it."""
+    older = """
+    proton.start(sys.argv[1])
+    assert "instrument" not in sys.modules
+    """
+    script = """
+    with annotate("step"):
+        launch(tensor)
+    print(json.dumps([finished(), dispatch.recording]))
+    """
+    found = {"scale_kernel": 1, "step/scale_kernel": 1}
+    assert proton_output(tmp_path, older, LIBRARY, script) == [found, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import json
 import os
@@ -312,6 +313,8 @@ def check_options(options: Mapping[str, Any]) -> None:
     for activity in made.activities:  # older versions check them later
         if not isinstance(activity, ProfilerActivity):
             raise TypeError(f"Expected ProfilerActivity, got {type(activity)}")
+    if has_second_backend(made) and importlib.util.find_spec("cupti") is None:
+        raise ImportError("torch's second backend needs the package cupti: pip install cupti-python")
     accepted = inspect.signature(profiler.profile).parameters
     names = (
         "record_shapes", "with_flops", "profile_memory", "with_stack", "experimental_config",
