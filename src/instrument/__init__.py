@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .record.regions.annotation import annotate, mark
     from .record.slow_steps.box import BlackBox, black_box
     from .record.slow_steps.judging import SlowStep
+    from .record.slow_steps.step_numbers import StepNumbers, every
     from .record.windows.api import profile
     from .record.windows.profile import Profile
     from .record.windows.steps import steps
@@ -62,6 +63,7 @@ __all__ = [
     "Schedule",
     "SlimTrace",
     "SlowStep",
+    "StepNumbers",
     "SyncError",
     "SyncReport",
     "Trace",
@@ -82,6 +84,7 @@ __all__ = [
     "detect_syncs",
     "diagnose",
     "dry_run",
+    "every",
     "keep",
     "mark",
     "memory_history",
@@ -121,6 +124,7 @@ _HOMES = {
     "Schedule": ".record.planning.schedule",
     "SlimTrace": ".explain.slimming.slim",
     "SlowStep": ".record.slow_steps.judging",
+    "StepNumbers": ".record.slow_steps.step_numbers",
     "SyncError": ".base.errors",
     "SyncReport": ".explain.waits.report",
     "Trace": ".read.tables.trace",
@@ -141,6 +145,7 @@ _HOMES = {
     "compare": ".explain.comparison.comparison",
     "diagnose": ".explain.diagnosis.diagnose",
     "dry_run": ".syncs.dryrun.run",
+    "every": ".record.slow_steps.step_numbers",
     "keep": ".record.handover.storage",
     "mark": ".record.regions.annotation",
     "memory_history": ".record.allocator_history.options",

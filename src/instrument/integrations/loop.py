@@ -20,7 +20,7 @@ from ..base.live_objects import IdentitySet
 from ..record.planning.schedule import Schedule, StepAction
 from ..record.windows.api import DEPTH, STEP_PARTS, Driver, new_profile
 from ..record.windows.profile import Profile
-from ..record.windows.steps import SCHEDULE_OPTIONS, schedule_of
+from ..record.windows.steps import SCHEDULE_OPTIONS, asked, schedule_of
 
 FEATURE = "following the framework"
 
@@ -92,10 +92,9 @@ class Loop:
         self._arguments = out, given | recording
         named = {name: recording.pop(name) for name in SCHEDULE_OPTIONS if name in recording}
         self._has_schedule = any(value is not None for value in (*named.values(), recording.get("schedule")))
-        requested = recording.get("triggers") or recording.get("black_box")
         self._recording = {
             "out": out,
-            "schedule": schedule_of(recording.pop("schedule", None), named, requested=requested),
+            "schedule": schedule_of(recording.pop("schedule", None), named, requested=asked(recording)),
             **recording,
         }
         self.record = record

@@ -22,11 +22,23 @@ class LiveRecorder(Recorder):
 
     Args:
         path: returns the names of the regions that are open on this thread.
+
+    Attributes:
+        syncs: number of synchronizations.
+        blocked_ns: how long the CPU was blocked in them.
     """
 
     def __init__(self, path: Callable[[], tuple[str, ...]] = tuple) -> None:
         super().__init__()
         self.path = path
+        self.syncs = self.blocked_ns = 0
+
+    def add(self, event: SyncEvent) -> None:
+        """Count ``event``."""
+        with self._lock:
+            super().add(event)
+            self.syncs += 1
+            self.blocked_ns += event.blocked_ns or 0
 
     def make_event(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
         """Return the event of a synchronization that ``frame`` makes now, with everything known about it.

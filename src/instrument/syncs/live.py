@@ -20,6 +20,7 @@ from ..explain.waits.report import SyncReport
 from ..record.regions import dispatch as regions
 from ..record.regions.dispatch import active
 from ..record.regions.emitters import RegionPath
+from ..record.slow_steps.step_reports import sync_totals
 from . import coverage, policy
 from .budget import Budget
 from .listener import LiveRecorder, SyncListener, describe
@@ -88,6 +89,7 @@ class SyncDetector(SyncListener):
                 log.warning(self._unavailable)
             return
         self._running, self._explanation = True, None
+        sync_totals.append(self.recorder)
         self.recorder.step = 0
         self._budget.clear()
         with guard.contained("counting the steps"):
@@ -179,6 +181,7 @@ class SyncDetector(SyncListener):
         if self._unavailable is not None:
             log.warning(self._unavailable)
         self._running = False
+        sync_totals.remove(self.recorder)
         self._stop_following()
         self._detach()
         if self.recorder.steps:

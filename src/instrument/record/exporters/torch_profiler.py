@@ -24,9 +24,9 @@ from ...base.compat.gpu import devices_in_use
 from ...base.errors import CaptureError
 from ...base.files import make_folder, part_file
 from ...base.interrupts import Suppressed, is_interrupt
+from ...base.job import job_without_group
 from ...base.trace_marks import DETAIL, STEP_PREFIX, STEPS, TASKS, UNRECORDED
 from .. import gpu_wait
-from ..planning.ranks import job_without_group
 from ..planning.schedule import SCHEDULE_OPTIONS
 from ..regions import dispatch
 from ..regions.region import Region, plain

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...base.compat.training import job_store
 from ...base.guard import guard
-from .ranks import rank
+from ...base.job import rank
 from .requests import WindowRequest
 
 FEATURE = "agreeing on a window"

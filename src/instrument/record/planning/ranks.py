@@ -1,72 +1,14 @@
-"""The rank of this process in its job, and `choose_ranks`: by node, place, position in a mesh, at random."""
+"""`choose_ranks`: which ranks of a job record: by node, place, position in a mesh, or at random."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
+from ...base.job import number_in, world_size
 from ...base.units import integer
-
-
-def rank() -> int:
-    """Return the rank of this process in its distributed job; 0 outside one."""
-    group = _process_group()
-    return int(group.get_rank()) if group is not None else _number_in("RANK") or 0
-
-
-def world_size() -> int:
-    """Return the number of ranks of the job; 1 outside one."""
-    group = _process_group()
-    if group is not None:
-        return int(group.get_world_size())
-    size = _number_in("WORLD_SIZE")
-    return 1 if size is None else size
-
-
-def job_without_group() -> dict[str, Any] | None:
-    """Return rank and world size from the environment; None with a process group, as torch writes them."""
-    rank, size = _number_in("RANK"), _number_in("WORLD_SIZE")
-    if rank is None or _process_group() is not None:
-        return None
-    return {"backend": "none", "rank": rank} | ({} if size is None else {"world_size": size})
-
-
-def job_without_nccl() -> dict[str, Any] | None:
-    """Return the rank for a trace of Kineto's daemon; None outside a job, and with NCCL, whose calls give it."""
-    group = _process_group()
-    if group is None:
-        return {"backend": "none", "rank": rank(), "world_size": world_size()} if "RANK" in os.environ else None
-    backend = str(group.get_backend())
-    if "nccl" in backend:
-        return None
-    return {"backend": backend, "rank": rank(), "world_size": world_size()}
-
-
-def process_suffix() -> str:
-    """Return a suffix that keeps files of sibling processes apart; empty in a process group."""
-    if _process_group() is not None:
-        return ""
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    child = multiprocessing is not None and multiprocessing.parent_process() is not None
-    return f"-pid{os.getpid()}" if child else ""
-
-
-def _number_in(variable: str) -> int | None:
-    """Return the number in an environment variable; None if it holds none."""
-    given = os.environ.get(variable, "")
-    return int(given) if given.isdecimal() and len(given) < 10 else None
-
-
-def _process_group() -> Any:
-    """Return `torch.distributed` if this process is in a process group, else None."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    grouped = distributed is not None and distributed.is_available() and distributed.is_initialized()
-    return distributed if grouped else None
-
 
 ACCEPTED = 'ranks such as "0,7", or "node=0", "local=0" or "sample=4", also several with blanks between them'
 _TEXT = re.compile(r"(node|local|sample|seed)=(\d{1,9}(?:,\d{1,9})*)")
@@ -178,5 +120,5 @@ def _numbers(name: str, given: int | Iterable[int]) -> set[int]:
 
 def _local_world_size() -> int:
     """Return how many ranks a node has, as torchrun and most launchers say it; all ranks without that."""
-    size = _number_in("LOCAL_WORLD_SIZE")
+    size = number_in("LOCAL_WORLD_SIZE")
     return max(world_size() if size is None else size, 1)

@@ -270,41 +270,43 @@ _NAMED = 5  # slow steps in the summary
 
 
 class SlowStepWindows:
-    """Times the steps of a profile in a black box; a slow step requests a window.
+    """Times the steps of a profile in a black box, for ``on_steps``; a slow step may request a window.
 
     Once it is known which slow steps recur, a window is requested around the next one. Recorded steps are longer
     than others, so the box does not time them.
 
     Args:
-        request: called with the request, on the loop's thread.
+        request: called with the request, on the loop's thread; None if no slow step requests a window.
         active: the number of recorded steps of such a window.
+        reported: the arguments of the box for ``on_steps``.
 
     Attributes:
         box: the black box.
     """
 
-    def __init__(self, request: Callable[[WindowRequest], None], active: int) -> None:
+    def __init__(self, request: Callable[[WindowRequest], None] | None, active: int, **reported: Any) -> None:
         self._request = request
         self._active = active
-        self.box = BlackBox()
+        self._reported = reported
+        self.box = BlackBox(**reported)
 
     def begin(self, first_step: int) -> None:
         """Begin with a new box, unless the run goes on."""
         if self.box.step_num != first_step:
-            self.box = BlackBox(first_step=first_step)
+            self.box = BlackBox(first_step=first_step, **self._reported)
         self.box.start()
 
     def followed_by(self, step: Callable[[int | None], None], left_out: Sequence[int]) -> Callable[..., None]:
         """Return a function that ends a step in the box and calls ``step``, except on threads in ``left_out``."""
-        end_step = self.box.end_step
+        end_step, request = self.box.end_step, self._request
 
         def end_and_count(global_step: int | None = None) -> None:
             if left_out and threading.get_ident() in left_out:
                 return
             try:
                 slow = end_step()
-                if slow is not None:
-                    self._request(self._window_for(slow))
+                if slow is not None and request is not None:
+                    request(self._window_for(slow))
             except Exception as error:
                 guard.failed(_SLOW_STEP_FEATURE, error)
             step(global_step)

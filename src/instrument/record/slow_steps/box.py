@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ...base.config import settings
@@ -16,6 +17,8 @@ from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
 from .step_clock import BLOCK, StepClock, TimedStep
+from .step_numbers import Every, OnSteps, RecordedWindow, chosen_functions
+from .step_reports import StepReports
 
 FEATURE = "the black box"
 _MAX_SLOW_STEPS = 1000
@@ -32,6 +35,7 @@ class BlackBox:
         worst: the ten slow steps of the whole run with the largest delays, the largest first.
         usual: what a usual step takes.
         clock: has the times of the last steps.
+        reports: calls the functions of ``on_steps``.
         end_step: ends the current step, as `step` does, but returns an alarm instead of calling ``on_slow``; also
             the slow step at which a period becomes known, which raises no alarm.
     """
@@ -46,12 +50,17 @@ class BlackBox:
         phases: Sequence[str] = (),
         first_step: int = 0,
         on_slow: Callable[[SlowStep], Any] | None = None,
+        on_steps: Sequence[Every] = (),
+        windows: Sequence[RecordedWindow] = (),
+        run: Path | None = None,
     ) -> None:
+        steps = max(steps, *(each.steps for each in on_steps), BLOCK)
         self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
         self.end_step = self.clock.end_step
         self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
         self.worst: list[SlowStep] = []
         self.usual = UsualStep(slow)
+        self.reports = StepReports(on_steps, self.clock, self.slow_steps, windows, run)
         self._alarms = Alarms(cooldown, cap)
         self._on_slow = on_slow
         self._periods = Periods()
@@ -79,6 +88,7 @@ class BlackBox:
             return
         self._running = True
         active.add(self.clock, detailed=False)
+        self.reports.begin(self.step_num)
         self.clock.resume()
         if self.step_num == self._start:
             self.clock.left_out_ns = 0  # before the first step
@@ -91,12 +101,17 @@ class BlackBox:
 
     @guard.contained(FEATURE)
     def stop(self) -> None:
-        """Stop the clock and ignore further regions; the results stay."""
+        """Stop the clock and ignore further regions; the results stay. The steps not yet reported are."""
         if self._running:
-            self._running = False
-            active.remove(self.clock)
-            self.clock.pause()
-            self._stop_following()
+            self.halt()
+            self.reports.end()
+
+    def halt(self) -> None:
+        """Stop as `stop` does, but leave the end of the reports to the caller."""
+        self._running = False
+        active.remove(self.clock)
+        self.clock.pause()
+        self._stop_following()
 
     def step(self) -> None:
         """End the current step and begin the next one."""
@@ -131,8 +146,11 @@ class BlackBox:
         """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
         rest = self.clock.block_steps
         self._add_up(self._tally, self.clock.last_steps(rest) if rest else ())
+        self.reports.report(rest=True)
         self.clock.first_step = step
         self.clock.begin_ring()
+        self.reports.begin(step)
+        self.clock.leave_out()
         self._periods, self._usual_times = Periods(), None
         self._alarms.forget_steps()
 
@@ -265,6 +283,7 @@ class BlackBox:
         self.clock.begin_ring()
         self._tally, self._start_ns, self.clock.left_out_ns = StepTally(), 0, 0
         self.usual = UsualStep(self.usual.slow)
+        self.reports.begin(self.step_num, anew=True)
         self._periods = Periods()
         self.slow_steps.clear()
         self.worst.clear()
@@ -280,6 +299,8 @@ class BlackBox:
                 self.clock.limit_ns = self.usual.limit_ns
                 self._usual_times = None
             self._add_up_block(durations)
+        if self.step_num >= self.reports.due_step:
+            self.reports.report()
         return slow
 
     def _judge(self, times: TimedStep) -> SlowStep | None:
@@ -339,6 +360,7 @@ def black_box(
     phases: Iterable[str] = (),
     first_step: int = 0,
     on_slow: Callable[[SlowStep], Any] | None = None,
+    on_steps: OnSteps = None,
 ) -> BlackBox:
     """Time the steps of a loop and their phases all the time; find slow steps, without a trace.
 
@@ -360,6 +382,8 @@ def black_box(
         phases: further names of regions that are phases.
         first_step: the number of the first step.
         on_slow: called at each alarm, on the loop's thread, with the `SlowStep`.
+        on_steps: a function that is called every 100 steps, on the loop's thread, with their `StepNumbers`; the
+            result of `instrument.every`; or several of these.
 
     Raises:
         TypeError, ValueError: an argument is not accepted; the message gives its name and value.
@@ -384,8 +408,10 @@ def black_box(
         raise ValueError(f'"phases" must be names of regions other than "{OTHER}": {phases!r}')
     if on_slow is not None and not callable(on_slow):
         raise TypeError(f'"on_slow" must be a function: {on_slow!r}')
+    functions = chosen_functions(on_steps)
     box = BlackBox(
-        steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow
-    )
+        steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow,
+        on_steps=functions,
+    )  # fmt: skip
     box.start(follow=True)
     return box

@@ -16,6 +16,7 @@ from ..handover.storage import Keep, masked
 from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, NOTHING, Schedule, TorchSchedule, schedule
 from ..planning.triggers import Triggers
+from ..slow_steps.step_numbers import OnSteps
 from .driver import Driver as Driver
 from .driver import ProfileOptions
 from .profile import DEPTH as DEPTH
@@ -61,6 +62,7 @@ class ProfileArguments(TorchProfilerOptions, total=False):
     triggers: str | Iterable[str]
     trigger_steps: int
     black_box: bool
+    on_steps: OnSteps
     keep: Keep | None
     upload: str | None
     upload_timeout: float
@@ -89,6 +91,7 @@ def profile(
     triggers: str | Iterable[str] = (),
     trigger_steps: int = 3,
     black_box: bool = False,
+    on_steps: OnSteps = None,
     keep: Keep | None = None,
     upload: str | None = None,
     upload_timeout: float = 60.0,
@@ -133,6 +136,9 @@ def profile(
         trigger_steps: the number of steps that such a window records, after one warm-up step.
         black_box: whether a slow step opens a window, as `instrument.black_box` finds them; the times of the steps
             before the window are written beside its trace. ``prof.black_box`` is the box.
+        on_steps: a function that is called every 100 steps, on the loop's thread, with their `StepNumbers`; the
+            result of `instrument.every`; or several of these. On ranks that record nothing it is called, too.
+            Without a schedule, it opens no window.
         keep: how long the files of windows stay, as `instrument.keep` returns it; None for always.
         upload: the URL of a remote folder, as fsspec takes it ("s3://bucket/runs/x"), that windows are copied to
             by another process; None for none.
@@ -173,6 +179,13 @@ def new_profile(
     return _new_profile(driver, folder_of(out), schedule, ProfileOptions.of(arguments))
 
 
+# Options that a phase of the program does not take over
+_OF_TRAINING: dict[str, Any] = {
+    "on_trace_ready": None, "first_step": 0, "triggers": (), "black_box": False, "on_steps": (),
+    "compile_log": False,
+}  # fmt: skip
+
+
 def _new_profile(
     driver: Driver,
     folder: Path,
@@ -182,7 +195,7 @@ def _new_profile(
     reads_events = driver.keeps_events or options.on_trace_ready is not None
     exporter = choose(options.exporter, options.torch, options.detail, keeps_events=reads_events)
     triggers = Triggers(options.triggers, folder, options.trigger_steps)
-    if schedule is None and (triggers or options.black_box):
+    if schedule is None and (triggers or options.black_box or options.on_steps):
         schedule = NOTHING
     planned = _resolved(schedule, options.first_step)
     windows = RequestedWindows(planned, driver.phase, has_schedule=schedule is not None)
@@ -193,7 +206,7 @@ def _new_profile(
             Driver(f'prof.phase("{name}", "{{}}")', keeps_events=False, phase=name, phase_of=made.run),
             folder,
             NOTHING if schedule is None else schedule,
-            replace(options, on_trace_ready=None, first_step=0, triggers=(), black_box=False, compile_log=False),
+            replace(options, **_OF_TRAINING),
         )
 
     made.new_phase = new_phase

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..exporters.exporter import Exporter
 from ..exporters.torch_profiler import Detail
 from ..handover.storage import Keep
 from ..planning.ranks import chosen_ranks
+from ..slow_steps.step_numbers import Every, chosen_functions
 
 
 @dataclass
@@ -34,6 +35,7 @@ class ProfileOptions:
     triggers: str | Iterable[str] = ()
     trigger_steps: int = 3
     black_box: bool = False
+    on_steps: Sequence[Every] = ()
     keep: Keep | None = None
     upload: str | None = None
     upload_timeout: float = 60.0
@@ -56,6 +58,7 @@ class ProfileOptions:
             flag = getattr(self, name)
             if not isinstance(flag, bool):
                 raise TypeError(f'"{name}" must be True or False: {flag!r}')
+        self.on_steps = chosen_functions(self.on_steps)
         self.trigger_steps = integer("trigger_steps", self.trigger_steps, least=1)
         self.memory, self.ranks = chosen_history(self.memory), chosen_ranks(self.ranks)
 

@@ -12,17 +12,19 @@ from ...base import log
 from ...base.config import LAUNCHED, settings
 from ...base.guard import guard
 from ...base.interrupts import Suppressed
+from ...base.job import world_size
 from ...base.run_folder import OpenWindow, traces_of
 from ...base.run_lengths import RunLengths
 from ...base.units import counted
 from ..exporters.exporter import Exporter
+from ..exporters.raw_trace import packed
 from ..handover.manifest import Manifest
 from ..handover.storage import Storage
 from ..handover.window_sender import WindowSender
-from ..planning.ranks import world_size
 from ..planning.requests import RequestedWindows
 from ..planning.schedule import NEVER, Window, span
 from ..regions import dispatch
+from ..slow_steps.step_numbers import RecordedWindow
 from .driver import Driver, ProfileOptions
 from .recording import Recording
 
@@ -46,6 +48,7 @@ class Outcomes:
         in_dry_run: whether the run is part of a dry run, which has nothing to record; set when it starts.
         manifest: holds the lines of the windows.
         sender: has the windows finished in another process.
+        recorded: the windows that were saved.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class Outcomes:
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
         self._open: OpenWindow | None = None
         self.worst_steps: Callable[[], list[str]] = list
+        self.recorded: list[RecordedWindow] = []
 
     @property
     def excluded(self) -> bool:
@@ -138,6 +142,11 @@ class Outcomes:
         self.drop_open()
         reason = "; ".join([*missing, *failures]) or None
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
+        first, last = recording.steps or (recording.opened_at_step, recording.opened_at_step)
+        saved = tuple(packed(path) if path == recording.capture.raw else path for path in files)
+        self.recorded.append(
+            RecordedWindow(entry["window"], saved, first, last, entry["start_ns"], entry["end_ns"])
+        )
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         diagnose = read and self._options.diagnose

@@ -19,12 +19,13 @@ from ...base.config import settings
 from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
+from ...base.job import rank, world_size
 from ...base.live_objects import IdentitySet
 from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
 from ..planning.agreement import NOTICE_S, Agreement
-from ..planning.ranks import chosen_ranks, rank, world_size
+from ..planning.ranks import chosen_ranks
 from ..planning.requests import RequestedWindows, WindowRequest
 from ..planning.schedule import Schedule
 from ..planning.triggers import SlowStepWindows, Triggers
@@ -87,8 +88,12 @@ class Profile(ScheduleFollower):
         self._threads_in_phase = []  # a thread is in it once for each of its open phases
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or options.black_box
+        if options.black_box or options.on_steps:
+            slow_steps = self._slow_steps = SlowStepWindows(
+                self.request if options.black_box else None, options.trigger_steps,
+                on_steps=options.on_steps, windows=self._outcomes.recorded, run=out,
+            )  # fmt: skip
         if options.black_box:
-            slow_steps = self._slow_steps = SlowStepWindows(self.request, options.trigger_steps)
             self._outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
@@ -234,6 +239,8 @@ class Profile(ScheduleFollower):
         if self._driver.marks_steps:
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded
+        if not self._outcomes.in_dry_run:
+            self._begin_slow_steps()
         if self._never_records:
             self.report_steps()
             return
@@ -272,16 +279,18 @@ class Profile(ScheduleFollower):
     def _attach_sources(self) -> None:
         """Attach what requests windows while the profile runs."""
         self._triggers.begin(self.request, self._request_and_answer, self._window_of)
-        if self._slow_steps is not None:
-            with guard.contained("the black box"):
-                self._slow_steps.begin(self.step_num)
-                # Without a black box, `step` is the method itself and costs no more.
-                self.step = self._slow_steps.followed_by(self._plain_step, self._threads_in_phase)  # type: ignore[method-assign]
         if self._schedule.open_ended:
             with guard.contained("agreeing on windows"):
                 self._agreement = Agreement.begin(
                     self._add_request, lambda: self.step_num, lambda: self.step_num - self._first
                 )
+
+    @guard.contained("the black box")
+    def _begin_slow_steps(self) -> None:
+        if self._slow_steps is not None:
+            self._slow_steps.begin(self.step_num)
+            # Without a black box, `step` is the method itself and costs no more.
+            self.step = self._slow_steps.followed_by(self._plain_step, self._threads_in_phase)  # type: ignore[method-assign]
 
     def _detach(self) -> None:
         if self._graphs is not None:
@@ -291,7 +300,7 @@ class Profile(ScheduleFollower):
         self._triggers.end()
         self._forgotten_step.remove()
         if self._slow_steps is not None:
-            self._slow_steps.box.stop()
+            self._slow_steps.box.halt()
             self.step = self._plain_step  # type: ignore[method-assign]
         if self._agreement is not None:
             self._agreement.end()
@@ -310,7 +319,7 @@ class Profile(ScheduleFollower):
     @property
     def black_box(self) -> BlackBox | None:
         """The black box that times the steps, if the profile has one."""
-        return None if self._slow_steps is None else self._slow_steps.box
+        return self._slow_steps.box if self._slow_steps is not None and self._options.black_box else None
 
     def _request_and_answer(self, request: WindowRequest) -> dict[str, Any]:
         """Make a request; return what `instrument trigger` prints about it.

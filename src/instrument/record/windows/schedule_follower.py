@@ -18,10 +18,10 @@ from ...base import log
 from ...base.compat import profilers
 from ...base.errors import CaptureError
 from ...base.guard import exiting, guard, uncaught_error
+from ...base.job import job_without_nccl
 from ...base.run_lengths import BLOCK
 from ...base.units import integer
 from ..cuda_graphs import cuda_graphs
-from ..planning.ranks import job_without_nccl
 from ..planning.schedule import NEVER
 from ..regions import dispatch
 from ..stepping.explicit_steps import program_steps
@@ -302,12 +302,14 @@ class ScheduleFollower(WindowRecorder):
         raise NotImplementedError
 
     def _finish(self) -> None:
+        if self._slow_steps is not None:
+            self._slow_steps.box.reports.end()
         with guard.contained("ending"):
             lengths = self._run_times.lengths(self.step_num)
             self._outcomes.report()
             self._sender.finish()
             self._outcomes.report_lengths(lengths)
-            if self._slow_steps is not None:
+            if self._slow_steps is not None and self._options.black_box:
                 self._outcomes.say(self._slow_steps.nothing_slow)
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
@@ -392,6 +394,7 @@ class ScheduleFollower(WindowRecorder):
         self._times.cancel()
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
+            self._slow_steps.box.reports.report(rest=True)
         self._complete_last_window(self.step_num)
         if wait:
             with guard.contained("ending"):
@@ -450,6 +453,8 @@ class ScheduleFollower(WindowRecorder):
         if left and self._recording is not None:
             self._fail_window(self._recording.window, CaptureError(reason))
         self._complete_last_window(self.step_num)
+        if self._slow_steps is not None:
+            self._slow_steps.box.reports.end()
         self._sender.finish()
         self._notify_idle()
         self._end_was_interrupted = False

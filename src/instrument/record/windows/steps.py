@@ -295,7 +295,7 @@ def steps(
         raise TypeError(f'"iterable" must be iterable: {iterable!r}')
     models = models_in(modules)
     folder, accumulate = folder_of(out), integer("accumulate", accumulate, least=1)
-    chosen = schedule_of(schedule, named, requested=arguments.get("triggers") or arguments.get("black_box"))
+    chosen = schedule_of(schedule, named, requested=asked(arguments))
     first = arguments.get("first_step", 0)
 
     def make() -> LoopStepCounter:
@@ -331,6 +331,11 @@ def _comparable_schedule(schedule: Any) -> Any:
     except ValueError:  # an empty cell
         return schedule
     return schedule.__code__, schedule.__defaults__, held
+
+
+def asked(arguments: Mapping[str, Any]) -> bool:
+    """Return whether something else than a schedule opens windows, or none are needed."""
+    return any(arguments.get(name) for name in ("triggers", "black_box", "on_steps"))
 
 
 def schedule_of(

@@ -21,6 +21,7 @@ from ...base.disk import refuse_full_disk
 from ...base.errors import CaptureError
 from ...base.guard import guard
 from ...base.interrupts import is_interrupt
+from ...base.job import process_suffix
 from ...base.process_id import machine, usable_cores
 from ...base.run_lengths import BLOCK
 from ...base.trace_marks import COMMAND, CORES, MACHINE, OPENED_BY, OWN_WORK
@@ -28,7 +29,6 @@ from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
 from ..handover.manifest import size_of
-from ..planning.ranks import process_suffix
 from ..planning.requests import SCHEDULE, RequestedWindows, WindowRequest
 from ..planning.schedule import NEVER, StepAction, Window
 from ..planning.triggers import SlowStepWindows
@@ -409,7 +409,8 @@ class WindowRecorder:
         with recording.cost.stall():
             traces = recording.capture.save(self._folder(window), stem)
             compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
-        times = self._slow_steps.write(traces[0]) if self._slow_steps is not None and traces else None
+        box = self._slow_steps if self._options.black_box else None
+        times = box.write(traces[0]) if box is not None and traces else None
         files = [path for path in (*traces, compiled, times) if path is not None]
         self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
         missing = self._outcomes.missing_reasons(

@@ -1,0 +1,205 @@
+"""`StepReports`: calls the functions of ``on_steps`` with the numbers of the steps since their last call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+from operator import sub
+from pathlib import Path
+from typing import Protocol
+
+from ...base.compat import gpu
+from ...base.guard import guard
+from ...base.job import rank, world_size
+from .judging import OTHER, SlowStep
+from .step_clock import StepClock
+from .step_numbers import PREFIX, Count, Every, RecordedWindow, StepNumbers
+
+FEATURE = "a function of on_steps"
+NEVER = 1 << 62
+_NOT_IN_STEPS = ("evaluation", "checkpoint")  # phases whose time is no part of the times of steps
+
+
+class SyncTotals(Protocol):
+    """What a detector of synchronizations has counted: waits, their time, and the steps that it checked."""
+
+    syncs: int
+    blocked_ns: int
+    steps: int
+
+
+sync_totals: list[SyncTotals] = []
+"""Those of the detectors that run, the outermost first."""
+
+
+class Interval:
+    """The steps since the last call of one function, with the totals as they were then."""
+
+    def __init__(self, every: Every, first_step: int, windows: int, slow: SlowStep | None) -> None:
+        self.every = every
+        self.first_step = first_step
+        self.windows = windows
+        self.slow = slow
+        self.totals = {name: _total(count) for name, count in every.counts.items()}
+        self.sync_totals = sync_totals[0] if sync_totals else None
+        self.syncs = _values(self.sync_totals)
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the interval is over when ``step`` begins."""
+        return step // self.every.steps > self.first_step // self.every.steps
+
+
+class StepReports:
+    """The functions of ``on_steps`` for the steps of one clock.
+
+    Args:
+        functions: the functions.
+        clock: has the times of the steps.
+        slow_steps: those of the box.
+        windows: the windows recorded so far, to which further ones are added.
+        run: the folder of the profile.
+
+    Attributes:
+        due_step: the number of steps done at which the next function is called.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Every],
+        clock: StepClock,
+        slow_steps: Sequence[SlowStep],
+        windows: Sequence[RecordedWindow] = (),
+        run: Path | None = None,
+    ) -> None:
+        self._functions = functions
+        self._clock = clock
+        self._slow_steps = slow_steps
+        self._windows = windows
+        self._run = run
+        self._process = os.getpid()  # a forked child reports nothing
+        self._seen: set[str] = set()  # phases
+        self._not_summed = clock.first_step
+        self.due_step = NEVER
+        self._intervals: list[Interval] = []
+
+    def begin(self, step: int, *, anew: bool = False) -> None:
+        """Begin all intervals with ``step``; with ``anew`` it is the first of the run, and not summed."""
+        if anew:
+            self._not_summed = step
+        with guard.contained(FEATURE):
+            self._intervals = [self._interval(each, step) for each in self._functions]
+        self._set_due_step(step)
+
+    def _interval(self, function: Every, step: int) -> Interval:
+        return Interval(function, step, len(self._windows), next(reversed(self._slow_steps), None))
+
+    def _set_due_step(self, step: int) -> None:
+        self.due_step = min(((step // each.steps + 1) * each.steps for each in self._functions), default=NEVER)
+        self._clock.review_at(self.due_step)
+
+    def report(self, *, rest: bool = False) -> None:
+        """Call the functions that are due; with ``rest``, those that have not had the last steps."""
+        step = self._clock.step_num
+        for number, interval in enumerate(self._intervals):
+            if interval.is_due(step) or (rest and step > interval.first_step):
+                with guard.contained(FEATURE):
+                    self._call(number, interval, step)
+        self._set_due_step(step)
+
+    def _call(self, number: int, interval: Interval, step: int) -> None:
+        if os.getpid() == self._process:
+            following = self._intervals[number] = self._interval(interval.every, step)
+            interval.every.function(self._numbers(interval, following))
+
+    def end(self) -> None:
+        """Report the rest, and close the functions that have a method for it."""
+        self.report(rest=True)
+        for each in self._functions:
+            close = getattr(each.function, "close", None)
+            if callable(close) and os.getpid() == self._process:
+                with guard.contained(FEATURE):
+                    close()
+
+    def _numbers(self, interval: Interval, following: Interval) -> StepNumbers:
+        step = following.first_step
+        first = max(interval.first_step, self._not_summed + 1)
+        durations, *phases = self._clock.columns(max(step - first, 0))
+        times = dict(zip(self._clock.phases, phases, strict=True))
+        for name in _NOT_IN_STEPS:
+            if any(times[name]):
+                durations = list(map(sub, durations, times[name]))
+        timed = [ns for ns in durations if ns > 0] if 0 in durations else durations
+        slow = list(takewhile(lambda slow: slow is not interval.slow, reversed(self._slow_steps)))[::-1]
+        numbers: dict[str, int | float] = {"step": step - 1, "steps": len(timed), "slow_steps": len(slow)}
+        if timed:
+            numbers |= _times(timed)
+            numbers |= self._phases(times, timed)
+            numbers |= _rates(interval, following, numbers["step_time_mean_s"])
+        numbers |= _waits(interval)
+        peak = getattr(gpu.in_use(), "max_memory_allocated", None)
+        if peak is not None:
+            numbers["memory_peak_bytes"] = peak()
+        numbers["windows"] = following.windows
+        return StepNumbers(
+            {f"{PREFIX}{name}": value for name, value in numbers.items()},
+            first_step=interval.first_step,
+            durations_ns=timed,
+            slow_steps=slow,
+            windows=self._windows[interval.windows : following.windows],
+            rank=rank(),
+            world_size=world_size(),
+            run=self._run,
+        )
+
+    def _phases(self, times: dict[str, list[int]], timed: Sequence[int]) -> Iterator[tuple[str, float]]:
+        totals = {name: sum(column) for name, column in times.items()}
+        self._seen |= {name for name, ns in totals.items() if ns}
+        in_steps = sum(ns for name, ns in totals.items() if name not in _NOT_IN_STEPS)
+        shown = {name: ns for name, ns in totals.items() if name in self._seen}
+        if shown:
+            shown[OTHER] = sum(timed) - in_steps
+        return ((f"phase_{name}_s", ns / len(timed) / 1e9) for name, ns in shown.items())
+
+
+def _times(timed: Sequence[int]) -> dict[str, float]:
+    ordered = sorted(timed)
+    return {
+        "step_time_mean_s": sum(ordered) / len(ordered) / 1e9,
+        "step_time_p50_s": _percentile(ordered, 50),
+        "step_time_p99_s": _percentile(ordered, 99),
+        "step_time_max_s": ordered[-1] / 1e9,
+    }
+
+
+def _percentile(ordered: Sequence[int], percent: int) -> float:
+    """Return the percentile of the nearest rank, in s: the least value that so many percent do not exceed."""
+    return ordered[-(-len(ordered) * percent // 100) - 1] / 1e9
+
+
+def _rates(interval: Interval, following: Interval, mean_s: float) -> Iterator[tuple[str, float]]:
+    steps = following.first_step - interval.first_step
+    for name, count in interval.every.counts.items():
+        before, now = interval.totals[name], following.totals[name]
+        if isinstance(count, int):
+            yield f"{name}_per_s", count / mean_s
+        elif before is not None and now is not None:
+            yield f"{name}_per_s", (now - before) / steps / mean_s
+
+
+def _waits(interval: Interval) -> dict[str, float]:
+    """Return the waits of the steps that a detector has checked; empty if it has checked none."""
+    totals = sync_totals[0] if sync_totals else None
+    before = interval.syncs if totals is interval.sync_totals else (0, 0, 0)
+    syncs, blocked_ns, steps = map(sub, _values(totals), before)
+    return {"syncs": syncs / steps, "sync_wait_s": blocked_ns / steps / 1e9} if steps > 0 else {}
+
+
+def _values(totals: SyncTotals | None) -> tuple[int, int, int]:
+    return (totals.syncs, totals.blocked_ns, totals.steps) if totals is not None else (0, 0, 0)
+
+
+def _total(count: Count | None) -> int | None:
+    with guard.contained("a function for samples or tokens"):
+        return int(count()) if callable(count) else None
+    return None
