@@ -285,7 +285,10 @@ class StepClock:
 
     def last_steps(self, count: int | None = None) -> list[TimedStep]:
         """Return the timed steps out of the last ``count``, or out of all in the ring, in order."""
-        ahead = self._last_row + self._width
-        rows = [*range(ahead, len(self._rows), self._width), *range(0, self._row, self._width)]
-        last = [self.times_at(row) for row in rows[-count if count else 0 :]]
+        before = range(self._last_row + self._width, len(self._rows), self._width)
+        since = range(0, self._row, self._width)
+        if count:
+            before = before[len(since) - count :] if count > len(since) else before[:0]
+            since = since[-count:]
+        last = [self.times_at(row) for row in (*before, *since)]
         return [times for times in last if times.duration_ns]
