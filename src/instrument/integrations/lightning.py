@@ -203,6 +203,8 @@ class InstrumentCallback(LightningMixin):
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         """Close a step that the module left by returning -1 from ``on_train_batch_start``."""
         self._leave_step()
+        if self._adapter is not None:
+            self.loop.end_epoch()  # here the module may log, at the end of the training it may not
 
     def _leave_step(self) -> None:
         if self._in_step:

@@ -17,7 +17,7 @@ from ..base import log
 from ..base.config import RUN
 from ..base.guard import guard, uncaught_error
 from ..base.live_objects import IdentitySet
-from ..record.planning.schedule import Schedule, StepAction
+from ..record.planning.schedule import NOTHING, Schedule, StepAction
 from ..record.windows.api import DEPTH, STEP_PARTS, Driver, new_profile
 from ..record.windows.profile import Profile
 from ..record.windows.steps import SCHEDULE_OPTIONS, asked, schedule_of
@@ -39,7 +39,8 @@ class Loop:
             `instrument.detect_syncs` ("log", "warn", "error"); True is "log".
         budget: how many synchronizations a step may make, as in `instrument.detect_syncs`; on its own it turns
             ``syncs`` on.
-        record: whether to open windows; without them there are regions, for other profilers, and synchronizations.
+        record: whether to open windows; without them there are regions, for other profilers, synchronizations, and
+            the numbers of ``on_steps``.
         recording: the schedule (``wait``, ``warmup``, ``active``, ``repeat``, ``at``, ``every``, ``schedule``,
             ...)
             and the arguments of `instrument.profile` (``on_summary``, ``exporter``, ...), as for
@@ -51,7 +52,7 @@ class Loop:
     Attributes:
         models: the models that `name` was called with, until `stop`.
         parts: the parts of a step outside the model that become regions.
-        record: as given; set to False where another profiler records.
+        record: whether the loop has a profile that counts its steps.
         labels_evaluation: whether regions of modules in evaluation mode are marked "(eval)", for loops whose
             evaluations cannot be followed.
         on_framework_start: called once, when a framework starts this loop and counts its steps from then on.
@@ -97,8 +98,9 @@ class Loop:
             "schedule": schedule_of(recording.pop("schedule", None), named, requested=asked(recording)),
             **recording,
         }
-        self.record = record
         self._profile: Profile = self._new_profile()
+        if not record:
+            self.record_nothing()
         self._modules = modules
         self._names = names
         self._syncs = None
@@ -165,6 +167,13 @@ class Loop:
             self._recording = before
             raise
         return True
+
+    def record_nothing(self) -> None:
+        """Open no window from the next `start` on, as when another profiler records."""
+        self.record = bool(self._recording.get("on_steps"))
+        if self.record:
+            self._recording |= {"schedule": NOTHING, "triggers": (), "black_box": False}
+            self._profile = self._new_profile()
 
     @guard.contained(FEATURE)
     def start(self, *models: Any, first_step: int | None = None, steps: bool = True, late: bool = False) -> None:
@@ -263,6 +272,11 @@ class Loop:
         """Note that ``step``, by default the current one, is the first of an epoch."""
         if self.running:
             self._profile.begin_epoch(step)
+
+    @guard.contained(FEATURE)
+    def end_epoch(self) -> None:
+        """Report the steps since the last call of the functions of ``on_steps``."""
+        self._profile.report_rest()
 
     @guard.contained(FEATURE)
     def pause(self) -> None:

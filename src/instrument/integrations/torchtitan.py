@@ -171,7 +171,7 @@ class TrainerHooks:
             self._seen = True
             self._hook_parts()
         if getattr(profiler, "enable_profiling", False) and self._loop.record:
-            self._loop.record = False
+            self._loop.record_nothing()
             log.warning(
                 "the trainer's own profiler is on and records, with these regions: no windows are opened",
                 instead="config.profiler.enable_profiling=False",

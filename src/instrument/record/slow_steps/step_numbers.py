@@ -114,7 +114,8 @@ def every(
         steps: how many steps lie between two calls, up to 100,000. The function is called after the step by which
             the number of steps done is a multiple of this, on the thread of the loop, and once more for the steps
             that are left when the loop ends. Its time is part of no step.
-        function: is called with the numbers. If it has a method ``close``, that is called when the run ends.
+        function: is called with the numbers. If it has a method ``close``, that is called when the run ends; a
+            later run in the same process, as a second training, calls the function again.
         samples: how many samples this process takes in a step, or a function that returns how many it took so far.
         tokens: how many tokens, likewise.
 

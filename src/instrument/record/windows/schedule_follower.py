@@ -154,6 +154,11 @@ class ScheduleFollower(WindowRecorder):
         if self._slow_steps is not None:
             self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
 
+    def report_rest(self) -> None:
+        """Report the steps since the last call of the functions of ``on_steps``."""
+        if self._slow_steps is not None:
+            self._slow_steps.box.reports.report(rest=True)
+
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
         if program_steps.listeners and self._started and self._driver.marks_steps:
@@ -394,7 +399,7 @@ class ScheduleFollower(WindowRecorder):
         self._times.cancel()
         if self._slow_steps is not None:
             self._slow_steps.box.pause()
-            self._slow_steps.box.reports.report(rest=True)
+            self.report_rest()
         self._complete_last_window(self.step_num)
         if wait:
             with guard.contained("ending"):
