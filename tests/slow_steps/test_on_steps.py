@@ -147,6 +147,20 @@ def test_evaluation_and_checkpoint_are_apart(clock: Clock, box_with: Callable[..
     assert pytest.approx(0.001) == numbers["phase_other_s"]
 
 
+def test_a_step_that_an_evaluation_makes_slow_does_not_count(
+    clock: Clock, box_with: Callable[..., BlackBox]
+) -> None:
+    """The box has it, the numbers have only the step that was slow in another phase."""
+    got: Steps = []
+    box = box_with(got.append)
+    run(box, clock, 50)
+    run(box, clock, 1, evaluation=500.0)
+    run(box, clock, 1, forward=70.0)
+    run(box, clock, 48)
+    assert [50, 51] == [slow.step for slow in box.slow_steps]
+    assert (1, [51]) == (got[0]["instrument/slow_steps"], [slow.step for slow in got[0].slow_steps])
+
+
 def test_samples_and_tokens(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
     """A number is that of a step, a function has the total so far; one that fails is left out."""
     got: Steps = []

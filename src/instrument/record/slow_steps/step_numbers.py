@@ -48,7 +48,7 @@ class StepNumbers(dict[str, int | float]):
     ``step``: the number of the last step. ``steps``: how many are summed.
     ``step_time_mean_s``, ``step_time_p50_s``, ``step_time_p99_s``, ``step_time_max_s``: the time of a step. The
     percentiles are those of the nearest rank, so the 99th of fewer than 100 steps is the maximum.
-    ``slow_steps``: how many were slow, as `BlackBox.slow_steps` has them.
+    ``slow_steps``: how many were slow, as `BlackBox.slow_steps` has them, by something else than these.
     ``phase_NAME_s``: the time of a phase in a step, as a mean; of each phase that a region has shown so far, and
     of ``other``. Without ``phase_evaluation_s`` and ``phase_checkpoint_s`` they add up to ``step_time_mean_s``.
     ``syncs``, ``sync_wait_s``: how often and how long the CPU waited for the GPU in a step, as means over those

@@ -130,7 +130,8 @@ class StepReports:
             if any(times[name]):
                 durations = list(map(sub, durations, times[name]))
         timed = [ns for ns in durations if ns > 0] if 0 in durations else durations
-        slow = list(takewhile(lambda slow: slow is not interval.slow, reversed(self._slow_steps)))[::-1]
+        new = takewhile(lambda slow: slow is not interval.slow, reversed(self._slow_steps))
+        slow = [each for each in new if each.cause not in _NOT_IN_STEPS][::-1]
         numbers: dict[str, int | float] = {"step": step - 1, "steps": len(timed), "slow_steps": len(slow)}
         if timed:
             numbers |= _times(timed)
