@@ -1,4 +1,4 @@
-"""The cost of the black box, as ratios against torch's ``prof.step()``, and its detections: ``make bench``.
+"""The cost of the black box and of ``on_steps``, as ratios, and the detections of the box: ``make bench``.
 
 The detections are of simulated times, as steps of this machine have stalls of its own.
 """
@@ -9,6 +9,9 @@ import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from tempfile import TemporaryDirectory
+from typing import Any
 from unittest import mock
 
 import torch
@@ -60,6 +63,44 @@ def costs() -> None:
     verdict("box.step() to torch's prof.step()", times["box.step"] / times["torch.profiler.profile.step"], 1 / 20)
     verdict("a boundary of a phase", boundary, 150, "ns")
     print(f"        with the call of the emitter: {(times['@annotate, a phase'] - idle) / 2:.0f} ns")
+
+
+def numbers() -> None:
+    """Measure what ``on_steps`` adds to a step between two calls, and a call: 100,000 trivial steps of each."""
+    far = instrument.every(100_000, ignore)
+    never = instrument.schedule(at=10**9, active=1)
+    with ExitStack() as loops, TemporaryDirectory() as folder:
+
+        def box(**options: Any) -> Callable[[], object]:
+            return loops.enter_context(instrument.black_box(slow=1e9, **options)).step
+
+        def profile(**options: Any) -> Callable[[], object]:
+            prof = loops.enter_context(instrument.profile(folder, schedule=never, **options))
+            if prof._slow_steps is not None:
+                prof._slow_steps.box.usual.slow = 1e9  # no step of a benchmark is slow
+            return prof.step
+
+        candidates = {
+            "box.step": box(),
+            "box.step, on_steps": box(on_steps=far),
+            "box.step, on_steps every 100 steps": box(on_steps=ignore),
+            "prof.step": profile(),
+            "prof.step, black_box": profile(black_box=True),
+            "prof.step, black_box and on_steps": profile(black_box=True, on_steps=far),
+            "prof.step, on_steps": profile(on_steps=far),
+        }
+        for step in candidates.values():
+            step()  # ends the search for steps
+        times = medians(candidates, 100_000 // ROUNDS)
+    show("on_steps", times, "prof.step")
+    for name in ("box.step", "prof.step, black_box"):
+        joined = f"{name}, on_steps" if name == "box.step" else f"{name} and on_steps"
+        verdict(f"on_steps beside {name}", times[joined] - times[name], 100, "ns")
+    verdict(
+        "on_steps of a profile without a black box", times["prof.step, on_steps"] - times["prof.step"], 600, "ns"
+    )
+    each = times["box.step, on_steps every 100 steps"] - times["box.step, on_steps"]
+    print(f"        a call with the numbers of 100 steps: {each / 10:.0f} us")
 
 
 def ignore(_: object) -> None:
@@ -133,4 +174,5 @@ def detection() -> None:
 if __name__ == "__main__":
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, medians of {ROUNDS} rounds")
     costs()
+    numbers()
     detection()

@@ -58,6 +58,7 @@ def test_wandb(tmp_path: Path, logged: list[instrument.StepNumbers], monkeypatch
     assert logged[-1] == summary
 
 
+@pytest.mark.filterwarnings("ignore")  # of its packages
 def test_mlflow(tmp_path: Path, logged: list[instrument.StepNumbers]) -> None:
     """`mlflow.log_metrics` takes the numbers, at the step that they name."""
     mlflow = pytest.importorskip("mlflow")

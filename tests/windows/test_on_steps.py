@@ -118,6 +118,17 @@ def test_a_loop_that_fails_reports_the_rest(out: Path) -> None:
     assert [(0, 9, 9), (10, 12, 3)] == spans(got)
 
 
+def test_a_last_step_without_a_call_counts(out: Path) -> None:
+    """An adapter ends the last step with the run."""
+    got: Steps = []
+    prof = instrument.profile(out, on_steps=got.append)
+    prof.start()
+    for _ in range(4):
+        prof.step()
+    prof.end(complete=True)
+    assert [(0, 4, 4)] == spans(got)
+
+
 def test_a_phase_is_left_out(out: Path, take: Callable[[float], None]) -> None:
     """An evaluation as a phase of the profile neither takes time of a step nor counts steps."""
     got: Steps = []

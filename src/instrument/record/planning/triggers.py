@@ -296,22 +296,20 @@ class SlowStepWindows:
             self.box = BlackBox(first_step=first_step, **self._reported)
         self.box.start()
 
-    def followed_by(self, step: Callable[[int | None], None], left_out: Sequence[int]) -> Callable[..., None]:
-        """Return a function that ends a step in the box and calls ``step``, except on threads in ``left_out``."""
-        end_step, request = self.box.end_step, self._request
+    def after(self, end_step: Callable[[int], None]) -> Callable[[int], None]:
+        """Return a function that calls ``end_step``, and then ends a step in the box."""
+        end_in_box, request = self.box.end_step, self._request
 
-        def end_and_count(global_step: int | None = None) -> None:
-            if left_out and threading.get_ident() in left_out:
-                return
+        def end_in_both(now_ns: int) -> None:
+            end_step(now_ns)
             try:
-                slow = end_step()
+                slow = end_in_box()
                 if slow is not None and request is not None:
                     request(self._window_for(slow))
             except Exception as error:
                 guard.failed(_SLOW_STEP_FEATURE, error)
-            step(global_step)
 
-        return end_and_count
+        return end_in_both
 
     def _window_for(self, slow: SlowStep) -> WindowRequest:
         request = WindowRequest(str(slow), self._active, automatic=True)

@@ -97,7 +97,6 @@ class Profile(ScheduleFollower):
             self._outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
-        self._plain_step = self.step
         self._forgotten_step = ForgottenStep()
         self._regions = StepRegions()
         self._graphs: GraphFollower | None = None  # detects captures of CUDA graphs while the profile runs
@@ -289,8 +288,7 @@ class Profile(ScheduleFollower):
     def _begin_slow_steps(self) -> None:
         if self._slow_steps is not None:
             self._slow_steps.begin(self.step_num)
-            # Without a black box, `step` is the method itself and costs no more.
-            self.step = self._slow_steps.followed_by(self._plain_step, self._threads_in_phase)  # type: ignore[method-assign]
+            self._end_timed_step = self._slow_steps.after(self._run_times.end_step)
 
     def _detach(self) -> None:
         if self._graphs is not None:
@@ -301,7 +299,7 @@ class Profile(ScheduleFollower):
         self._forgotten_step.remove()
         if self._slow_steps is not None:
             self._slow_steps.box.halt()
-            self.step = self._plain_step  # type: ignore[method-assign]
+            self._end_timed_step = self._run_times.end_step
         if self._agreement is not None:
             self._agreement.end()
 
