@@ -31,6 +31,7 @@ CONTENTS = {
         "modules",
         "windows",
         "black-box",
+        "dashboards",
         "run",
         "frameworks",
         "syncs",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_lightning(tmp_path: Path, logged: list[instrument.StepNumbers]) -> None
     assert [numbers[MEAN] for numbers in logged] == pytest.approx(means, rel=1e-5)
     assert all(numbers["instrument/phase_evaluation_s"] > 0 for numbers in logged)
     assert not list((tmp_path / "run").rglob("*"))
+
+
+def test_the_page_has_every_name(tmp_path: Path, logged: list[instrument.StepNumbers]) -> None:
+    """Each number has its row, with a unit if its name ends in one."""
+    page = (Path(__file__).parents[2] / "docs" / "dashboards.md").read_text()
+    rows = re.findall(r"^\| (`[^|]*`) \| ([^|]*)\|", page, re.MULTILINE)
+    units = {name: unit for names, unit in rows for name in re.findall(r"`(\w+)`", names)}
+    train(tmp_path / "run", logged, lambda _: None)
+    names = {name.removeprefix("instrument/") for name in logged[0]}
+    assert {name for name in names if name not in units} == set()
+    assert all("s" in units[name] for name in names if name.endswith("_s"))
 
 
 def test_json(tmp_path: Path, logged: list[instrument.StepNumbers]) -> None:
