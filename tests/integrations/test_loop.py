@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import instrument
 from instrument.base.errors import SyncError
 from instrument.base.patch import Patch
 from instrument.integrations.loop import AutomaticLoop, Loop
@@ -70,6 +71,24 @@ def test_schedule_of_each_run(tmp_path: Path) -> None:
         loop.stop()
     recorded = [entry["steps"] for entry in loop.windows if entry["status"] == "recorded"]
     assert recorded == [[1, 1], [3, 3], [1, 1]]
+
+
+def test_numbers_without_windows(tmp_path: Path) -> None:
+    """Without recording, the functions of `on_steps` get the numbers of all steps, in each run of the loop."""
+    got: list[instrument.StepNumbers] = []
+    loop = Loop(tmp_path, at="2-3", black_box=True, record=False, on_steps=instrument.every(4, got.append))
+    for first in (0, 100):
+        loop.start(model(), first_step=first)
+        for _ in range(6):
+            with loop.region("backward"):
+                pass
+            loop.step()
+        loop.stop()
+    assert [3, 5, 103, 105] == [numbers["instrument/step"] for numbers in got]
+    assert [3, 2, 3, 2] == [numbers["instrument/steps"] for numbers in got]
+    assert all("instrument/phase_backward_s" in numbers for numbers in got)
+    assert [] == loop.windows
+    assert not list(tmp_path.iterdir())
 
 
 def test_automatic_loop_is_preempted(tmp_path: Path) -> None:

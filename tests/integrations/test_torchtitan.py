@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+import instrument
 from instrument.integrations import adapter as adapters
 from instrument.integrations import torchtitan
 from instrument.integrations.adapter import Adapter
@@ -232,10 +233,13 @@ def test_profiler_of_the_trainer(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     trainer: Any = Trainer()
     trainer.config = SimpleNamespace(profiler=SimpleNamespace(enable_profiling=True))
     own = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
-    with caplog.at_level(logging.WARNING, "instrument"), attach(tmp_path, trainer=trainer), own:
+    got: list[instrument.StepNumbers] = []
+    adapter = attach(tmp_path, trainer=trainer, at="2-3", on_steps=got.append)
+    with caplog.at_level(logging.WARNING, "instrument"), adapter, own:
         trainer.train(6)
     assert "enable_profiling" in caplog.text
     assert [] == traces(tmp_path)
+    assert [(6, 5)] == [(numbers["instrument/step"], numbers["instrument/steps"]) for numbers in got]
     assert [event.count for event in own.key_averages() if event.key == "step"] == [6]
 
 
