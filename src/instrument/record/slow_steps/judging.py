@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
+from time import time_ns
 from typing import Any, NamedTuple
 
 from ...base.units import duration
@@ -53,6 +54,7 @@ class SlowStep:
         phases: the time of each phase in both steps, the one that grew most first; "other" is the time outside all
             phases.
         period: it recurs: every so many steps there is one like it; 0 if it does not.
+        ended_ns: when it ended, in ns since the epoch.
     """
 
     step: int
@@ -61,6 +63,7 @@ class SlowStep:
     score: float
     phases: dict[str, PhaseTime]
     period: int = 0
+    ended_ns: int = field(default_factory=time_ns, compare=False)
 
     @property
     def delta_ns(self) -> int:
