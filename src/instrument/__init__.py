@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .explain.slimming.slim import SlimTrace, slim
     from .explain.waits.audit import audit_syncs
     from .explain.waits.report import SyncReport
+    from .integrations.opentelemetry import OpenTelemetry
     from .read.jobs.align import align
     from .read.jobs.merge import MergedTrace, merge_traces
     from .read.jobs.ranks import TraceSet
@@ -59,6 +60,7 @@ __all__ = [
     "MergedTrace",
     "Metrics",
     "MissingEvidenceError",
+    "OpenTelemetry",
     "Profile",
     "Schedule",
     "SlimTrace",
@@ -120,6 +122,7 @@ _HOMES = {
     "MergedTrace": ".read.jobs.merge",
     "Metrics": ".explain.metrics.metrics",
     "MissingEvidenceError": ".explain.rules.trace_facts",
+    "OpenTelemetry": ".integrations.opentelemetry",
     "Profile": ".record.windows.profile",
     "Schedule": ".record.planning.schedule",
     "SlimTrace": ".explain.slimming.slim",
