@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .record.regions.annotation import annotate, mark
     from .record.slow_steps.box import BlackBox, black_box
     from .record.slow_steps.judging import SlowStep
+    from .record.slow_steps.rank_judging import SlowRank
+    from .record.slow_steps.slow_ranks import slow_ranks
     from .record.slow_steps.step_numbers import StepNumbers, every
     from .record.windows.api import profile
     from .record.windows.profile import Profile
@@ -64,6 +66,7 @@ __all__ = [
     "Profile",
     "Schedule",
     "SlimTrace",
+    "SlowRank",
     "SlowStep",
     "StepNumbers",
     "SyncError",
@@ -101,6 +104,7 @@ __all__ = [
     "rule",
     "schedule",
     "slim",
+    "slow_ranks",
     "steps",
     "summarize",
     "to_arrow",
@@ -126,6 +130,7 @@ _HOMES = {
     "Profile": ".record.windows.profile",
     "Schedule": ".record.planning.schedule",
     "SlimTrace": ".explain.slimming.slim",
+    "SlowRank": ".record.slow_steps.rank_judging",
     "SlowStep": ".record.slow_steps.judging",
     "StepNumbers": ".record.slow_steps.step_numbers",
     "SyncError": ".base.errors",
@@ -163,6 +168,7 @@ _HOMES = {
     "rule": ".explain.diagnosis.diagnose",
     "schedule": ".record.planning.schedule",
     "slim": ".explain.slimming.slim",
+    "slow_ranks": ".record.slow_steps.slow_ranks",
     "steps": ".record.windows.steps",
     "summarize": ".show.terminal.summarize",
     "to_arrow": ".read.tables.trace",

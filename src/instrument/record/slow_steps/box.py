@@ -335,7 +335,7 @@ class BlackBox:
     def _note(self, slow: SlowStep) -> SlowStep | None:
         self.slow_steps.append(slow)
         self.worst = sorted([*self.worst, slow], key=lambda each: -each.delta_ns)[:_WORST]
-        return slow if self._alarms.is_due(slow.step, slow.delta_ns, self.clock.now_ns()) else None
+        return slow if self._alarms.is_due(slow.step, slow.delta_ns, self.clock.now()) else None
 
     def _phase_times(self, times: TimedStep, usual: TimedStep) -> dict[str, PhaseTime]:
         pairs = dict(zip(self.clock.phases, map(PhaseTime, times.phases_ns, usual.phases_ns), strict=True))

@@ -58,6 +58,7 @@ class StepClock:
         phases: as given.
         first_step: as given.
         limit_ns: a longer step may be slow.
+        now: returns the time in ns at each boundary of a phase and of a step; `OwnWork` replaces it for a while.
         held_ns: the length of the last step that ended while the clock was held; 0 if there was none.
         left_out_ns: how long the clock was paused so far, but not held.
     """
@@ -71,6 +72,7 @@ class StepClock:
         first_step: int,
         review: Callable[[int, int], SlowStep | None],
     ) -> None:
+        self.now: Callable[[], int] = perf_counter_ns
         self.phases = tuple(phases)
         self.first_step = first_step
         self._review = review
@@ -88,7 +90,7 @@ class StepClock:
         self._inner_ns = _CLOSED  # when it was opened
         self._paused_ns = 0  # when the clock was paused
         self.held_ns = self._held_since_ns = self.left_out_ns = 0
-        self._began_ns = perf_counter_ns()
+        self._began_ns = self.now()
 
     def begin_ring(self) -> None:
         """Forget all steps; the current one is the first."""
@@ -114,7 +116,7 @@ class StepClock:
 
         `Alarms` decides which are due.
         """
-        now = perf_counter_ns()
+        now = self.now()
         row = self._row
         self._rows[row] = duration_ns = now - self._began_ns
         if self._opened_ns:
@@ -138,7 +140,7 @@ class StepClock:
 
     def leave_out(self) -> None:
         """Begin the current step now: what ran so far is part of no step."""
-        self._began_ns = self._since_ns = self._paused_ns = perf_counter_ns()
+        self._began_ns = self._since_ns = self._paused_ns = self.now()
 
     def _split_phase(self, now: int) -> None:
         """Divide an open phase between two steps; a step that ends during a pause has no time."""
@@ -159,7 +161,7 @@ class StepClock:
     def pause(self) -> None:
         """Stop the clock; steps that end meanwhile have no time."""
         if self._opened_ns != _PAUSED:
-            self._paused_ns = now = perf_counter_ns()
+            self._paused_ns = now = self.now()
             if self._opened_ns:
                 self._close_phase(now)
             self._opened_ns = _PAUSED
@@ -167,26 +169,28 @@ class StepClock:
     def hold(self) -> None:
         """Stop the clock, but for `held_ns`; what ran in this step so far counts neither."""
         self.pause()
-        self._held_since_ns = perf_counter_ns()
+        self._held_since_ns = self.now()
 
     def resume(self) -> None:
         """Let the clock run again."""
         if self._opened_ns == _PAUSED:
-            paused_ns = perf_counter_ns() - self._paused_ns
+            paused_ns = self.now() - self._paused_ns
             self._began_ns += paused_ns
             self.left_out_ns += 0 if self._held_since_ns else paused_ns
             self._opened_ns = _CLOSED
         self.held_ns = self._held_since_ns = 0
 
-    @staticmethod
-    def now_ns() -> int:
-        """Return the time of the clock."""
-        return perf_counter_ns()
-
     @property
     def step_num(self) -> int:
         """The number of the current step."""
         return self._lap_step + self._row // self._width
+
+    @property
+    def open_column(self) -> int | None:
+        """The column of the phase that is open, 0 without one; None while the clock is paused."""
+        if self._inner_ns:
+            return self._inner
+        return None if self._opened_ns == _PAUSED else self._phase if self._opened_ns else 0
 
     def push(self, region: Region) -> int | None:
         """Open a phase, unless one is open."""
@@ -199,7 +203,7 @@ class StepClock:
         if not column or get_ident() != self._thread:
             return None
         self._phase = column
-        self._opened_ns = self._since_ns = now = perf_counter_ns()
+        self._opened_ns = self._since_ns = now = self.now()
         return now
 
     def _add_name(self, name: str) -> int:
@@ -215,7 +219,7 @@ class StepClock:
     def pop(self, opened_ns: int | None) -> None:
         """Close the phase, if `push` opened one and it is still open."""
         if opened_ns is self._opened_ns:  # the same object: comparing large numbers takes longer
-            self._rows[self._row + self._phase] += perf_counter_ns() - self._since_ns
+            self._rows[self._row + self._phase] += self.now() - self._since_ns
             self._opened_ns = _CLOSED
         elif opened_ns is not None:
             self._pop_inner(-opened_ns)
@@ -226,12 +230,12 @@ class StepClock:
         if column in (0, OPTIMIZER) or self._inner_ns or self._opened_ns == _PAUSED or get_ident() != self._thread:
             return None
         self._inner = column
-        self._inner_ns = perf_counter_ns()
+        self._inner_ns = self.now()
         return -self._inner_ns
 
     def _pop_inner(self, opened_ns: int) -> None:
         if opened_ns == self._inner_ns:
-            took_ns = perf_counter_ns() - max(opened_ns, self._began_ns)
+            took_ns = self.now() - max(opened_ns, self._began_ns)
             self._rows[self._row + self._inner] += took_ns
             if self._opened_ns > 0:  # else the optimizer's was closed by a pause
                 self._rows[self._row + OPTIMIZER] -= took_ns

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...base.units import integer
 from .judging import SlowStep
+from .step_clock import StepClock
 
 PREFIX = "instrument/"
 """How each name begins, so that dashboards group them."""
@@ -67,6 +68,7 @@ class StepNumbers(dict[str, int | float]):
         rank: of this process in its job.
         world_size: the number of ranks of the job; 1 outside one.
         run: the folder of the profile; None for a black box.
+        clock: times the steps.
 
     Attributes: as the arguments.
     """
@@ -82,6 +84,7 @@ class StepNumbers(dict[str, int | float]):
         rank: int = 0,
         world_size: int = 1,
         run: Path | None = None,
+        clock: StepClock | None = None,
     ) -> None:
         super().__init__(numbers)
         self.first_step = first_step
@@ -91,6 +94,16 @@ class StepNumbers(dict[str, int | float]):
         self.rank = rank
         self.world_size = world_size
         self.run = run
+        self.clock = clock
+
+
+class NumbersSource:
+    """A function of ``on_steps`` that adds its ``numbers`` to those that all get next, without the prefix."""
+
+    numbers: Mapping[str, int | float] = {}
+
+    def __call__(self, numbers: StepNumbers) -> None:
+        """Take the numbers of an interval."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ...base.guard import guard
 from ...base.job import rank, world_size
 from .judging import OTHER, SlowStep
 from .step_clock import StepClock
-from .step_numbers import PREFIX, Count, Every, RecordedWindow, StepNumbers
+from .step_numbers import PREFIX, Count, Every, NumbersSource, RecordedWindow, StepNumbers
 
 FEATURE = "a function of on_steps"
 NEVER = 1 << 62
@@ -142,6 +142,9 @@ class StepReports:
         if peak is not None:
             numbers["memory_peak_bytes"] = peak()
         numbers["windows"] = following.windows
+        for each in self._functions:
+            if isinstance(each.function, NumbersSource):
+                numbers |= each.function.numbers
         return StepNumbers(
             {f"{PREFIX}{name}": value for name, value in numbers.items()},
             first_step=interval.first_step,
@@ -151,6 +154,7 @@ class StepReports:
             rank=rank(),
             world_size=world_size(),
             run=self._run,
+            clock=self._clock,
         )
 
     def _phases(self, times: dict[str, list[int]], timed: Sequence[int]) -> Iterator[tuple[str, float]]:

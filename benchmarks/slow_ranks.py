@@ -1,0 +1,164 @@
+"""What comparing the ranks costs a step, and which slow ranks it names: eight ranks under DDP.
+
+python benchmarks/slow_ranks.py [cost|named|quiet]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from measure import ROUNDS, verdict
+from torch.nn.parallel import DistributedDataParallel
+
+import instrument
+
+RANKS = 8
+INTERVALS = 40  # of 100 steps, in a round of the costs
+WORK_NS = 10_000_000  # of CPU, which a slow rank has to do in a step more than the others
+INTERVAL = 3  # steps; so short that a minute has hundreds
+HELD = 5  # intervals for which a rank is slow
+TRIALS = 100
+QUIET = 1000  # intervals
+WARM_UP = 20  # intervals
+
+Phases = ("data", "forward", "backward", "optimizer")
+
+
+def phases() -> None:
+    """Run the regions of a step."""
+    for phase in Phases:
+        with instrument.annotate(phase):
+            pass
+
+
+def cost(rank: int) -> None:
+    """Compare the CPU time of the loop's thread with that of a loop whose function does nothing, in turn."""
+    modes: dict[str, Callable[[], Any]] = {
+        "a function that does nothing": lambda: lambda _: None,
+        "again": lambda: lambda _: None,
+        "slow_ranks()": instrument.slow_ranks,
+    }
+    times: dict[str, list[float]] = {mode: [] for mode in modes}
+    for number in range(ROUNDS + 1):  # the first round warms up
+        for mode, function in modes.items():
+            with instrument.black_box(slow=1e9, on_steps=function()) as box:
+                box.step()
+                for _ in range(INTERVALS):
+                    began = time.thread_time_ns()
+                    for _ in range(100):
+                        phases()
+                        box.step()
+                    times[mode] += [(time.thread_time_ns() - began) / 100] if number else []
+                    time.sleep(0.01)  # an interval takes seconds elsewhere; this lets the thread do its part
+    if rank == 0:
+        medians = {mode: statistics.median(each) for mode, each in times.items()}
+        print(
+            f"\nCPU time of a step with four empty phases, median of {ROUNDS * INTERVALS:,} intervals of 100 steps"
+        )
+        for mode, ns in medians.items():
+            print(f"  {mode:30} {ns:8,.0f} ns")
+        first, again, compared = medians.values()
+        print(f"  the same twice: {max(first, again) / min(first, again):.3f} x")
+        print(f"  slow_ranks() to nothing: {2 * compared / (first + again):.3f} x")
+        verdict("comparing the ranks, a step", compared - (first + again) / 2, 1000, "ns")
+
+
+class Work(torch.autograd.Function):
+    """Computes in backward for as long as it is told."""
+
+    ns = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        """Return the input."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """Compute, then return the gradient."""
+        end = time.thread_time_ns() + Work.ns
+        while time.thread_time_ns() < end:
+            pass
+        return grad
+
+
+def train(intervals: int, is_slow: Callable[[int], bool]) -> list[instrument.SlowRank]:
+    """Train a small model under DDP; return the slow ranks that were told."""
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    x = torch.randn(32, 64)
+    told: list[instrument.SlowRank] = []
+    every = instrument.every(INTERVAL, instrument.slow_ranks(told.append))
+    with instrument.black_box(on_steps=every) as box:
+        for step in range(intervals * INTERVAL):
+            Work.ns = WORK_NS if is_slow(step // INTERVAL) else 0
+            with instrument.annotate("forward"):
+                loss = Work.apply(model(x)).sum()
+            with instrument.annotate("backward"):
+                loss.backward()
+            with instrument.annotate("optimizer"):
+                optimizer.step()
+                optimizer.zero_grad()
+            box.step()
+    return told
+
+
+def named(rank: int) -> None:
+    """Let a rank be slow in backward, another one every five intervals; count those that are named."""
+    draw = random.Random(7)
+    slow = [0]
+    while len(slow) < TRIALS:
+        slow.append(draw.choice([other for other in range(RANKS) if other != slow[-1]]))
+    turns = {WARM_UP + turn * HELD + at: slow[turn] for turn in range(TRIALS) for at in range(HELD)}
+    told = train(WARM_UP + TRIALS * HELD + 2, lambda interval: turns.get(interval) == rank)
+    if rank == 0:
+        right = {
+            (each.step // INTERVAL - WARM_UP) // HELD
+            for each in told
+            if (turns.get(each.step // INTERVAL), "backward") == (each.rank, each.phase)
+        }
+        print(f"\nRanks that were slow for {HELD} intervals of {INTERVAL} steps: {len(right)} of {TRIALS} named")
+        verdict("slow ranks not named", TRIALS - len(right), 0, "")
+        verdict("named wrongly or twice", len(told) - len(right), 0, "")
+
+
+def quiet(rank: int) -> None:
+    """Count the ranks that are named although none is slow."""
+    told = train(QUIET, lambda _: False)
+    if rank == 0:
+        verdict(f"named in {QUIET:,} quiet intervals", len(told), 0, "")
+
+
+PARTS = {"cost": (cost, 2), "named": (named, RANKS), "quiet": (quiet, RANKS)}
+
+
+def work(rank: int, part: str, ranks: int) -> None:
+    """Run a part on one rank."""
+    torch.set_num_threads(1)
+    instrument.configure(summary=False)
+    dist.init_process_group("gloo", rank=rank, world_size=ranks)
+    PARTS[part][0](rank)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Start the ranks of each part."""
+    for part in sys.argv[1:] or PARTS:
+        free = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.port)}
+        del free
+        torch.multiprocessing.spawn(work, (part, PARTS[part][1]), nprocs=PARTS[part][1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""`RankExchange`: takes the times of all ranks to rank 0, through the store of the job.
+
+Each rank has one key, which it overwrites at every interval from a thread of its own, through a connection of its
+own. Rank 0 reads what is there. There are no collectives, and no rank waits for another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ...base.compat.training import job_store
+from ...base.guard import guard
+from .rank_judging import RankTimes
+
+FEATURE = "comparing the ranks"
+_POLL_S = 0.1  # how often rank 0 looks for the times that are missing
+_LATE = 2  # intervals after which rank 0 judges without them
+_KEPT = 8  # intervals in the value of a key, so that a read of rank 0 may come late
+_PATIENCE = timedelta(seconds=5)  # for one request to the store
+_RETRY_S = 30.0  # after an error of the store
+_END_S = 1.0  # time limit for the end of the thread
+_PREFIX = "instrument/slow ranks/"
+
+
+class RankExchange:
+    """Publishes the times of this rank; on rank 0, also collects those of the others.
+
+    Args:
+        rank: the number of this rank.
+        world_size: the number of ranks.
+        on_interval: called on rank 0 for each interval, on the thread, with the times by rank. A rank that is
+            late is there with its last times that were not given yet, or not at all.
+    """
+
+    def __init__(self, rank: int, world_size: int, on_interval: Callable[[dict[int, RankTimes]], None]) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._on_interval = on_interval
+        self._given: SimpleQueue[RankTimes | None] = SimpleQueue()
+        self._store: Any = None
+        self._retry_s = 0.0  # when to connect again
+        self._ended = False
+        self._process = os.getpid()
+        self._sent: list[RankTimes] = []  # the last ones of this rank
+        self._rows: dict[int, dict[int, RankTimes]] = {
+            other: {} for other in range(world_size)
+        }  # not judged, by step
+        self._expected = set(self._rows)  # the ranks that were there in the last interval
+        self._used = dict.fromkeys(self._rows, -1)  # the last step of each that was given
+        follow = guard.contained(FEATURE)(self._follow)
+        self._thread = threading.Thread(target=follow, name="instrument slow ranks", daemon=True)
+        self._thread.start()
+
+    def publish(self, times: RankTimes) -> None:
+        """Hand over the times of an interval; the thread does the rest."""
+        self._given.put(times)
+
+    def end(self, wait_s: float = _END_S) -> None:
+        """Delete the key of this rank and end the thread, which takes milliseconds unless the store hangs."""
+        self._ended = True
+        if self._process == os.getpid():
+            self._given.put(None)
+            self._thread.join(wait_s)
+
+    def _follow(self) -> None:
+        while True:
+            try:
+                times = self._given.get(timeout=_POLL_S if self._rank == 0 and self._rows[0] else None)
+            except Empty:
+                times = None
+            try:
+                self._pass_on(times)
+            except Exception as error:  # such as of a store that is gone
+                self._store, self._retry_s = None, time.monotonic() + _RETRY_S
+                self._rows[0].clear()
+                if not self._ended:
+                    guard.note(FEATURE, error)
+            if self._ended and self._given.empty():
+                return
+
+    def _pass_on(self, times: RankTimes | None) -> None:
+        if self._store is None and not self._connect():
+            return
+        if times is not None and self._rank == 0:
+            self._rows[0][times.step] = times
+        elif times is not None:
+            self._sent = [*self._sent, times][-_KEPT:]
+            self._store.set(str(self._rank), json.dumps(self._sent))
+        if self._rank == 0:
+            self._collect()
+            self._judge()
+        if self._ended and self._given.empty():
+            self._delete_keys()
+
+    def _connect(self) -> bool:
+        if self._ended or time.monotonic() < self._retry_s:
+            return False
+        self._store = job_store(_PREFIX)
+        self._retry_s = time.monotonic() + _RETRY_S
+        if self._store is None:
+            return False
+        self._store.set_timeout(_PATIENCE)
+        self._delete_keys()  # those of an earlier run in the same job
+        return True
+
+    def _delete_keys(self) -> None:
+        """Delete the key of this rank; rank 0 deletes those of dead ones too."""
+        for rank in range(1, self._world_size) if self._rank == 0 else (self._rank,):
+            self._store.delete_key(str(rank))
+
+    def _collect(self) -> None:
+        """Read the keys that exist: two requests if all expected ranks have one, as nearly always."""
+        if not self._rows[0]:
+            return
+        keys = [str(rank) for rank in self._expected if rank]
+        if not keys or not self._store.check(keys):
+            keys = []
+        asked = {int(key) for key in keys}
+        others = (str(rank) for rank in range(1, self._world_size) if rank not in asked)
+        keys += [key for key in others if self._store.check([key])]
+        for key, value in zip(keys, self._store.multi_get(keys) if keys else (), strict=True):
+            for row in json.loads(value):
+                times = RankTimes(*row)
+                if times.step > self._used[int(key)]:
+                    self._rows[int(key)][times.step] = times
+
+    def _judge(self) -> None:
+        """Hand over the intervals of which the times of all expected ranks are there, or which are old."""
+        own = sorted(self._rows[0])
+        for newer, step in zip(range(len(own) - 1, -1, -1), own, strict=True):
+            if newer < _LATE and not all(step in self._rows[rank] for rank in self._expected):
+                return
+            ranks = {}
+            for rank, rows in self._rows.items():
+                for old in sorted(other for other in rows if other <= step):
+                    self._used[rank], ranks[rank] = old, rows.pop(old)
+            self._expected = set(ranks)
+            self._on_interval(ranks)
