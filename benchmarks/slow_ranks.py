@@ -24,7 +24,7 @@ import instrument
 RANKS = 8
 INTERVALS = 40  # of 100 steps, in a round of the costs
 WORK_NS = 10_000_000  # of CPU, which a slow rank has to do in a step more than the others
-INTERVAL = 3  # steps; so short that a minute has hundreds
+INTERVAL = 2  # steps; so short that a minute has hundreds
 HELD = 5  # intervals for which a rank is slow
 TRIALS = 100
 QUIET = 1000  # intervals

@@ -39,6 +39,7 @@ class OwnWork:
 
     def sample(self, interval: int) -> None:
         """Sample some of the next ``interval`` steps; called at the end of a step."""
+        self.stop()
         module = gpu.in_use()
         self._cuda = gpu.initialized("cuda") if module is not None else None
         self._events = []

@@ -70,11 +70,8 @@ class RankExchange:
             self._thread.join(wait_s)
 
     def _follow(self) -> None:
+        times: RankTimes | None = None
         while True:
-            try:
-                times = self._given.get(timeout=_POLL_S if self._rank == 0 and self._rows[0] else None)
-            except Empty:
-                times = None
             try:
                 self._pass_on(times)
             except Exception as error:  # such as of a store that is gone
@@ -84,6 +81,10 @@ class RankExchange:
                     guard.note(FEATURE, error)
             if self._ended and self._given.empty():
                 return
+            try:
+                times = self._given.get(timeout=_POLL_S if self._rank == 0 and self._rows[0] else None)
+            except Empty:
+                times = None
 
     def _pass_on(self, times: RankTimes | None) -> None:
         if self._store is None and not self._connect():
@@ -102,12 +103,13 @@ class RankExchange:
     def _connect(self) -> bool:
         if self._ended or time.monotonic() < self._retry_s:
             return False
+        is_first, self._retry_s = not self._retry_s, time.monotonic() + _RETRY_S
         self._store = job_store(_PREFIX)
-        self._retry_s = time.monotonic() + _RETRY_S
         if self._store is None:
             return False
         self._store.set_timeout(_PATIENCE)
-        self._delete_keys()  # those of an earlier run in the same job
+        if is_first:
+            self._delete_keys()  # of an earlier run in the same job; the ranks of this one publish an interval later
         return True
 
     def _delete_keys(self) -> None:

@@ -73,7 +73,7 @@ class SlowRank:
     def __str__(self) -> str:
         return (
             f"rank {self.rank} {SIGNALS[self.signal]} {duration(self.work_ns)} a step in {self.phase}, the others "
-            f"{duration(self.others_ns)}: {duration(self.excess_ns)} too much by {self.against}"
+            f"{duration(self.others_ns)}: {duration(self.excess_ns)} more, compared with {self.against}"
         )
 
     def as_dict(self) -> dict[str, Any]:

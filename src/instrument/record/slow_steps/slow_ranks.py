@@ -42,12 +42,11 @@ class SlowRanks(NumbersSource):
         """Pass on the times of an interval, and begin the next one."""
         if numbers.world_size < 2 or numbers.clock is None:
             return
-        self._join_job(numbers)
-        work = self._work.result() if self._work is not None else {}
-        self._work = self._work or OwnWork(numbers.clock)
         mean_s = numbers.get(f"{PREFIX}step_time_mean_s")
-        if mean_s is not None and self._exchange is not None:
-            self._exchange.publish(RankTimes(self._step, mean_s * 1e9, self._own(numbers, work)))
+        if not self._joins_job(numbers) and mean_s is not None and self._exchange and self._work:
+            self._exchange.publish(RankTimes(self._step, mean_s * 1e9, self._own(numbers, self._work.result())))
+        if self._work is None:
+            self._work = OwnWork(numbers.clock)
         self._work.sample(self._step + 1 - numbers.first_step)
         while self._found:
             slow = self._found.popleft()
@@ -63,13 +62,18 @@ class SlowRanks(NumbersSource):
             own[signal] = {phase: ns for phase, ns in times.items() if (phase in walls) == (signal == "gpu")}
         return own
 
-    def _join_job(self, numbers: StepNumbers) -> None:
-        """Begin anew in another process group, or after the steps went back, as in an elastic restart."""
+    def _joins_job(self, numbers: StepNumbers) -> bool:
+        """Begin anew in another process group, or after the steps went back, as in an elastic restart.
+
+        Returns:
+            Whether this is such a beginning, with an interval that is not compared.
+        """
         distributed = getattr(sys.modules.get("torch"), "distributed", None)
         group = getattr(getattr(distributed, "group", None), "WORLD", None)
         job = numbers.rank, numbers.world_size, id(group)
         step = int(numbers[f"{PREFIX}step"])
-        if job != self._job or step <= self._step:
+        joins = job != self._job or step <= self._step
+        if joins:
             if self._exchange is not None:
                 self._exchange.end(0)
             self._job, self.slow, self.numbers = job, {}, {}
@@ -78,6 +82,7 @@ class SlowRanks(NumbersSource):
                 numbers.rank, numbers.world_size, lambda ranks: self._judge(judge, ranks)
             )
         self._step = step
+        return joins
 
     def _judge(self, judge: RankJudge, ranks: dict[int, RankTimes]) -> None:
         """Judge an interval, on the thread."""
@@ -113,8 +118,8 @@ def slow_ranks(
 
     At every interval each rank publishes the times of its own work through the store of the job, from a thread: no
     collective, and no wait. Rank 0 compares what has arrived. As the ranks wait for the slowest one in their
-    collectives, a phase with collectives is as long on all of them. So the work there is the CPU time of the thread
-    in sampled steps; in the phases ``alone`` it is their time by the clock and, in a sampled step, on the GPU.
+    collectives, a phase with collectives is as long on all of them: the work there is the CPU time of the thread,
+    in sampled steps. In the phases ``alone`` it is their time by the clock and, in a sampled step, on the GPU.
 
     A slow rank is logged as a warning. The numbers that rank 0 gets next have ``ranks`` (how many were compared),
     ``slow_ranks`` (how many are slow) and, for the slowest in a phase, ``slow_rank_PHASE`` and

@@ -1,0 +1,144 @@
+"""Rank 0 gets the times of the ranks over a store that no rank waits for, and that keeps nothing afterwards."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from instrument.base.guard import guard
+from instrument.record.slow_steps import rank_exchange
+from instrument.record.slow_steps.rank_exchange import RankExchange
+from instrument.record.slow_steps.rank_judging import RankTimes
+
+from ..support.finishing import eventually
+
+RANKS = 3
+
+
+class Job:
+    """A store of one process, which can fail, and the ranks of a job on it."""
+
+    def __init__(self) -> None:
+        self.store = torch.distributed.HashStore()
+        self.fails = False
+        self.intervals: list[dict[int, int]] = []  # the step of each rank that was there
+        self.ranks: dict[int, RankExchange] = {}
+
+    def connect(self, prefix: str) -> Any:
+        if self.fails:
+            raise ConnectionError("the store is gone")
+        return torch.distributed.PrefixStore(prefix, self.store)
+
+    def join(self, rank: int, size: int = RANKS) -> None:
+        self.ranks[rank] = exchange = RankExchange(rank, size, self._interval)
+        eventually(lambda: self.fails or exchange._store is not None, every_s=0.002)
+
+    def _interval(self, ranks: dict[int, RankTimes]) -> None:
+        self.intervals.append({rank: times.step for rank, times in ranks.items()})
+
+    def publish(self, step: int, *ranks: int) -> None:
+        for rank in ranks:
+            self.ranks[rank].publish(RankTimes(step, 1e6, {"cpu": {"backward": 5e5 + rank}}))
+            eventually(lambda rank=rank: rank == 0 or self.fails or self._last(rank) == step, every_s=0.002)
+
+    def _last(self, rank: int) -> int:
+        """Return the last step in the key of a rank; -1 without one."""
+        store = self.connect(rank_exchange._PREFIX)
+        return json.loads(store.get(str(rank)))[-1][0] if store.check([str(rank)]) else -1
+
+    def has(self, count: int) -> bool:
+        return len(self.intervals) == count
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    job = Job()
+    monkeypatch.setattr(rank_exchange, "job_store", job.connect)
+    yield job
+    for exchange in job.ranks.values():
+        exchange.end()
+
+
+def test_all_ranks_arrive_and_no_key_stays(job: Job) -> None:
+    """Each rank has one key, however many intervals there are, and none afterwards."""
+    for rank in range(RANKS):
+        job.join(rank)
+    for interval in range(20):
+        job.publish(interval, 2, 1, 0)
+        eventually(lambda count=interval + 1: job.has(count))
+    assert [{0: step, 1: step, 2: step} for step in range(20)] == job.intervals
+    assert job.store.num_keys() == RANKS - 1  # rank 0 needs none
+    for exchange in job.ranks.values():
+        exchange.end()
+    assert job.store.num_keys() == 0
+
+
+def test_rank_0_does_not_wait_for_a_late_rank(job: Job) -> None:
+    """Two intervals later it judges without it; the times of a rank that lags are there with a later interval."""
+    for rank in range(RANKS):
+        job.join(rank)
+    for step in range(3):
+        job.publish(step, 1, 0)
+    eventually(lambda: job.has(3))
+    assert [{0: step, 1: step} for step in range(3)] == job.intervals
+    job.publish(1, 2)  # a job without collectives, in which rank 2 lags behind
+    eventually(lambda: job.store.num_keys() == 2)
+    job.publish(3, 1, 0)
+    eventually(lambda: job.has(4))
+    assert {0: 3, 1: 3, 2: 1} == job.intervals[-1]
+
+
+def test_a_rank_that_joins_late_and_one_that_dies(job: Job) -> None:
+    """The one is there from its first interval on, the other no longer; its key goes with rank 0."""
+    job.join(0)
+    job.join(1)
+    for step in range(3):
+        job.publish(step, 1, 0)
+    eventually(lambda: job.has(3))
+    job.join(2)
+    job.publish(3, 2)
+    eventually(lambda: job.store.num_keys() == 2)
+    job.publish(3, 1, 0)
+    eventually(lambda: job.has(4))
+    assert {0, 1, 2} == set(job.intervals[-1])
+    for step in range(4, 7):  # rank 1 is dead
+        job.publish(step, 2, 0)
+    eventually(lambda: job.has(7))
+    assert {0: 6, 2: 6} == job.intervals[-1]
+    job.ranks[2].end()
+    job.ranks[0].end()
+    assert job.store.num_keys() == 0
+
+
+def test_a_store_that_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure is noted, nobody is disturbed, and the comparison goes on once the store is back."""
+    monkeypatch.setattr(rank_exchange, "_RETRY_S", 0.0)
+    failures = guard.failures[rank_exchange.FEATURE]
+    job.fails = True
+    for rank in range(2):
+        job.join(rank, 2)
+    job.publish(0, 1, 0)
+    eventually(lambda: guard.failures[rank_exchange.FEATURE] >= failures + 2)
+    job.fails = False
+    job.publish(1, 1, 0)
+    eventually(lambda: job.has(1))
+    assert [{0: 1, 1: 1}] == job.intervals
+
+
+def test_a_smaller_job_on_the_same_store(job: Job) -> None:
+    """Keys that the ranks of a larger job left, such as killed ones, are deleted, and not read."""
+    for rank in range(RANKS):
+        job.join(rank)
+    job.publish(100, 1, 2)
+    eventually(lambda: job.store.num_keys() == 2)
+    job.ranks = {}  # killed: they delete nothing
+    for rank in range(2):
+        job.join(rank, 2)
+    assert job.store.num_keys() == 0
+    job.publish(7, 1, 0)
+    eventually(lambda: job.has(1))
+    assert [{0: 7, 1: 7}] == job.intervals
