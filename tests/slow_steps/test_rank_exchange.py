@@ -122,7 +122,7 @@ def test_a_store_that_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(2):
         job.join(rank, 2)
     job.publish(0, 1, 0)
-    eventually(lambda: guard.failures[rank_exchange.FEATURE] >= failures + 2)
+    eventually(lambda: guard.failures[rank_exchange.FEATURE] >= failures + 4)  # at the start, and then
     job.fails = False
     job.publish(1, 1, 0)
     eventually(lambda: job.has(1))
@@ -130,7 +130,7 @@ def test_a_store_that_fails(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_smaller_job_on_the_same_store(job: Job) -> None:
-    """Keys that the ranks of a larger job left, such as killed ones, are deleted, and not read."""
+    """What the ranks of a larger job left, such as killed ones, is not read, and deleted where a rank is the same."""
     for rank in range(RANKS):
         job.join(rank)
     job.publish(100, 1, 2)
@@ -138,7 +138,7 @@ def test_a_smaller_job_on_the_same_store(job: Job) -> None:
     job.ranks = {}  # killed: they delete nothing
     for rank in range(2):
         job.join(rank, 2)
-    assert job.store.num_keys() == 0
+    assert job.store.num_keys() == 1  # that of rank 2, which is none of this job
     job.publish(7, 1, 0)
     eventually(lambda: job.has(1))
     assert [{0: 7, 1: 7}] == job.intervals

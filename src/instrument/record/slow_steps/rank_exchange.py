@@ -98,24 +98,25 @@ class RankExchange:
             self._collect()
             self._judge()
         if self._ended and self._given.empty():
-            self._delete_keys()
+            self._delete_keys(self._store)
 
     def _connect(self) -> bool:
         if self._ended or time.monotonic() < self._retry_s:
             return False
         is_first, self._retry_s = not self._retry_s, time.monotonic() + _RETRY_S
-        self._store = job_store(_PREFIX)
-        if self._store is None:
+        store = job_store(_PREFIX)
+        if store is None:
             return False
-        self._store.set_timeout(_PATIENCE)
-        if is_first:
-            self._delete_keys()  # of an earlier run in the same job; the ranks of this one publish an interval later
+        store.set_timeout(_PATIENCE)
+        if is_first:  # keys of an earlier run in the same job; the ranks of this one publish an interval later
+            self._delete_keys(store)
+        self._store = store
         return True
 
-    def _delete_keys(self) -> None:
+    def _delete_keys(self, store: Any) -> None:
         """Delete the key of this rank; rank 0 deletes those of dead ones too."""
         for rank in range(1, self._world_size) if self._rank == 0 else (self._rank,):
-            self._store.delete_key(str(rank))
+            store.delete_key(str(rank))
 
     def _collect(self) -> None:
         """Read the keys that exist: two requests if all expected ranks have one, as nearly always."""

@@ -101,6 +101,7 @@ class RankJudge:
         self._patience = patience
         self._past: Past = defaultdict(lambda: deque(maxlen=_REMEMBERED))  # excesses
         self._run: dict[tuple[int, str], int] = {}  # intervals in a row, up to the patience; falls when it is over
+        self._steps_ns: deque[float] = deque(maxlen=_REMEMBERED)
         self._intervals = 0
         self.slow: dict[tuple[int, str], SlowRank] = {}
 
@@ -141,7 +142,8 @@ class RankJudge:
             self.slow.pop(key, None)
 
     def _compare(self, ranks: Mapping[int, RankTimes]) -> Iterator[SlowRank]:
-        step_ns = median(times.step_ns for times in ranks.values())
+        self._steps_ns.append(median(times.step_ns for times in ranks.values()))
+        step_ns = median(self._steps_ns)
         for signal in SIGNALS:
             work = {rank: times.work_ns[signal] for rank, times in ranks.items() if signal in times.work_ns}
             for phase in {phase for phases in work.values() for phase in phases} if len(work) > 1 else ():
