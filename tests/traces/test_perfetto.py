@@ -110,6 +110,8 @@ def test_counters(tmp_path: Path) -> None:
     assert found.text("name") == ["Power (W)", "Power (W)", "Cycles (Current Kernel)"]
     assert (found.text("unit"), found.device.tolist()) == (["W", "W", ""], [0, 1, 0])
     assert (found.start_ns.tolist(), found.value.tolist()) == ([500, 700, 2000], [650.5, 300.0, 1_980_000.0])
+
+
 def test_render_stages() -> None:
     """A file that torch 2.14 encoded has its GPU work as render stages alone, with launches and collectives."""
     trace = read_trace(Path(__file__).parents[1] / "data" / "render_stages.pftrace")

@@ -157,7 +157,7 @@ READ = (
             rb"(?=.{0,400}[\0-\x08])"
         ),
         _one("profilers.perfetto.read_perfetto"),
-        "the slices of the program and of the GPU; the render stages of the GPU, which are torch's GPU work; torch's counters",
+        "the slices of the program and of the GPU; render stages, which are torch's GPU work; torch's counters",
     ),
     Kind(
         "TensorRT's `trtexec --exportTimes`",
