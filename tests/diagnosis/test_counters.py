@@ -75,6 +75,13 @@ def test_a_period_longer_than_the_kernels_says_nothing() -> None:
     assert "memory-at-peak" in diagnose(trace).abstained
 
 
+def test_a_sample_with_idle_time_says_nothing() -> None:
+    """A mean over a kernel and the idle time after it is not that of the kernel."""
+    rows = [kernel(GEMM, at, at + 50_000) for at in range(0, 1_000_000, 100_000)]
+    counted = [on_cpu("SM Active (%)", at, at, value=45.0) for at in range(0, 1_000_000, 100_000)]
+    assert families(trace_of(gpu=rows, counters=counted))["gemm"]["sm_active"] is None
+
+
 def test_a_run_of_short_kernels_counts() -> None:
     """Samples longer than each kernel count where kernels of one family follow each other."""
     rows = [kernel(ADD, at, at + 9_800) for at in range(0, 1_000_000, 10_000)]
