@@ -18,6 +18,7 @@ from instrument.read.jobs.read import read_trace
 from instrument.read.tables.intervals import covered_ns, integral
 from instrument.read.tables.trace import Trace
 
+from ..support.shared_traces import shared
 from .made_loops import GEMM, STEP, MadeLoop
 from .shown import each_step, named
 from .small_traces import kernel, on_cpu, trace_of
@@ -316,3 +317,12 @@ def test_counters_without_a_device_are_those_of_the_only_gpu() -> None:
     for at in range(0, 3 * STEP, 10):
         loop.counter("Power (W)", at, 100, device=-1)
     assert metrics(loop.trace())["energy"]["watts"] == pytest.approx(100)
+
+
+def test_a_real_trace() -> None:
+    """HBM traffic that torch_npu samples every 20 ms speaks of the collectives alone, which last longer."""
+    rows = families(read_trace(shared("npu/ascend_level1_rank0_trace_view.json")))
+    known = {family: row for family, row in rows.items() if row["dram_bytes_per_s"] is not None}
+    assert [*known] == ["collective"]
+    assert 0 < known["collective"]["dram_bytes_per_s"] < 1e12
+    assert known["collective"]["dram_ns"] < known["collective"]["kernel_ns"]
