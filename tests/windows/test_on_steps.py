@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,32 @@ def test_a_window_at_the_end_is_in_the_last_call(out: Path) -> None:
             prof.step()
     assert [(8, 12)] == [(window.first_step, window.last_step) for window in got[-1].windows]
     assert 1 == got[-1]["instrument/windows"]
+
+
+def test_a_window_that_ends_with_the_loop_is_reported(out: Path) -> None:
+    """The last call has the window, also if no step is left."""
+    got: Steps = []
+    chosen = instrument.schedule(at="8-9")
+    with instrument.profile(out, schedule=chosen, on_steps=instrument.every(10, got.append)) as prof:
+        for _ in range(10):
+            prof.step()
+    assert [[], [(8, 9)]] == [[window[2:4] for window in each.windows] for each in got]
+    assert [(0, 9, 7), (10, 9, 0)] == spans(got)
+
+
+def test_the_time_of_the_function_is_in_no_step_of_the_run(out: Path) -> None:
+    """Neither the lengths of the run nor the numbers contain it."""
+    chosen = instrument.schedule(at="3-4")
+    with instrument.profile(
+        out, schedule=chosen, on_steps=instrument.every(10, lambda _: time.sleep(0.1))
+    ) as prof:
+        for _ in range(60):
+            time.sleep(0.001)
+            prof.step()
+    (line,) = (out / "runs.jsonl").read_text().splitlines()
+    lengths = json.loads(line)["lengths"]
+    assert lengths["recording_ns"] > 0.5e9
+    assert lengths["typical_ns"] + lengths["slow_ns"] < 0.5e9
 
 
 def test_without_a_schedule_nothing_is_recorded(out: Path, take: Callable[[float], None]) -> None:

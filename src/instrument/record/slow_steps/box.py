@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from ...base.config import settings
@@ -17,7 +16,7 @@ from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
 from .step_clock import BLOCK, StepClock, TimedStep
-from .step_numbers import Every, OnSteps, RecordedWindow, chosen_functions
+from .step_numbers import Every, OnSteps, chosen_functions
 from .step_reports import StepReports
 
 FEATURE = "the black box"
@@ -51,8 +50,7 @@ class BlackBox:
         first_step: int = 0,
         on_slow: Callable[[SlowStep], Any] | None = None,
         on_steps: Sequence[Every] = (),
-        windows: Sequence[RecordedWindow] = (),
-        run: Path | None = None,
+        **reported: Any,
     ) -> None:
         steps = max(steps, *(each.steps for each in on_steps), BLOCK)
         self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
@@ -60,7 +58,7 @@ class BlackBox:
         self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
         self.worst: list[SlowStep] = []
         self.usual = UsualStep(slow)
-        self.reports = StepReports(on_steps, self.clock, self.slow_steps, windows, run)
+        self.reports = StepReports(on_steps, self.clock, self.slow_steps, **reported)
         self._alarms = Alarms(cooldown, cap)
         self._on_slow = on_slow
         self._periods = Periods()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from operator import sub
 from pathlib import Path
@@ -59,6 +59,7 @@ class StepReports:
         slow_steps: those of the box.
         windows: the windows recorded so far, to which further ones are added.
         run: the folder of the profile.
+        on_called: called after the functions, whose time is to be part of no step.
 
     Attributes:
         due_step: the number of steps done at which the next function is called.
@@ -71,12 +72,14 @@ class StepReports:
         slow_steps: Sequence[SlowStep],
         windows: Sequence[RecordedWindow] = (),
         run: Path | None = None,
+        on_called: Callable[[], None] = lambda: None,
     ) -> None:
         self._functions = functions
         self._clock = clock
         self._slow_steps = slow_steps
         self._windows = windows
         self._run = run
+        self._on_called = on_called
         self._process = os.getpid()  # a forked child reports nothing
         self._seen: set[str] = set()  # phases
         self._not_summed = clock.first_step
@@ -99,13 +102,15 @@ class StepReports:
         self._clock.review_at(self.due_step)
 
     def report(self, *, rest: bool = False) -> None:
-        """Call the functions that are due; with ``rest``, those that have not had the last steps."""
+        """Call the functions that are due; with ``rest``, those that have not had the last steps or windows."""
         step = self._clock.step_num
         for number, interval in enumerate(self._intervals):
-            if interval.is_due(step) or (rest and step > interval.first_step):
+            unreported = step > interval.first_step or len(self._windows) > interval.windows
+            if interval.is_due(step) or (rest and unreported):
                 with guard.contained(FEATURE):
                     self._call(number, interval, step)
         self._set_due_step(step)
+        self._on_called()
 
     def _call(self, number: int, interval: Interval, step: int) -> None:
         if os.getpid() == self._process:
