@@ -92,7 +92,7 @@ class Profile(ScheduleFollower):
             slow_steps = self._slow_steps = SlowStepWindows(
                 self.request if options.black_box else None, options.trigger_steps,
                 on_steps=options.on_steps, windows=self._outcomes.recorded, run=out,
-                on_called=self._run_times.leave_out_since_end,
+                on_called=self._leave_out_since_end,
             )  # fmt: skip
         if options.black_box:
             self._outcomes.worst_steps = lambda: slow_steps.worst

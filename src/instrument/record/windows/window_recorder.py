@@ -215,6 +215,11 @@ class WindowRecorder:
         self._next_fold_step = self.step_num + BLOCK
         self._run_times.fold(self.step_num, recorded=self._is_recorded)
 
+    def _leave_out_since_end(self) -> None:
+        """Leave out the time since the last step ended, after that one is added up."""
+        self._fold_times()
+        self._run_times.leave_out_since_end()
+
     @property
     def _never_records(self) -> bool:
         """Whether this rank opens no window, whatever is requested."""
