@@ -77,6 +77,7 @@ bench: $(VENV)/.installed-bench
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/black_box.py
 	$(BIN)/python benchmarks/agreement.py
+	$(BIN)/python benchmarks/slow_ranks.py
 	$(BIN)/python benchmarks/modules.py
 	$(BIN)/python benchmarks/traces.py
 	$(BIN)/python benchmarks/stalls.py

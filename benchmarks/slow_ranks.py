@@ -23,8 +23,8 @@ import instrument
 
 RANKS = 8
 INTERVALS = 40  # of 100 steps, in a round of the costs
-WORK_NS = 10_000_000  # of CPU, which a slow rank has to do in a step more than the others
-INTERVAL = 2  # steps; so short that a minute has hundreds
+WORK_NS = 30_000_000  # of CPU, which a slow rank has to do in a step more than the others
+INTERVAL = 1  # step; so short that a minute has hundreds
 HELD = 5  # intervals for which a rank is slow
 TRIALS = 100
 QUIET = 1000  # intervals
@@ -126,7 +126,7 @@ def named(rank: int) -> None:
             for each in told
             if (turns.get(each.step // INTERVAL), "backward") == (each.rank, each.phase)
         }
-        print(f"\nRanks that were slow for {HELD} intervals of {INTERVAL} steps: {len(right)} of {TRIALS} named")
+        print(f"\nRanks that were slow for {HELD} intervals: {len(right)} of {TRIALS} named")
         verdict("slow ranks not named", TRIALS - len(right), 0, "")
         verdict("named wrongly or twice", len(told) - len(right), 0, "")
 

@@ -40,7 +40,7 @@ def judged(
 
 @pytest.mark.parametrize("ranks", [2, 3, 8, 64])
 def test_no_false_alarm(ranks: int) -> None:
-    """Ranks that do the same work are not named, whatever the noise; nor are all of them that get slower at once."""
+    """Ranks that do the same work are not named, whatever the noise; nor are all that get slower at once."""
     for noise in (0.02, 0.2):
         intervals = 1000 if ranks < 64 else 50
         assert ([], []) == judged(ranks, intervals, lambda *_: 0.0, noise=noise)
@@ -93,12 +93,16 @@ def test_missing_ranks_and_signals() -> None:
         if interval > 35:
             there = {0}
         rows = {
-            rank: RankTimes(interval, STEP * MS, {"wall": {"data": (5.0 if rank == 1 and interval >= 30 else 1.0) * MS}})
+            rank: RankTimes(
+                interval, STEP * MS, {"wall": {"data": (5.0 if rank == 1 and interval >= 30 else 1.0) * MS}}
+            )
             for rank in there
         }
         if interval == 20:
             rows[2] = RankTimes(interval, STEP * MS, {})
         told += [(interval, slow) for slow in judge.judge(rows)[0]]
     assert [(33, 1, "data", "wall")] == [(interval, each.rank, each.phase, each.signal) for interval, each in told]
-    assert "rank 1 takes 5.00 ms a step in data, the others 1.00 ms: 4.00 ms more, compared with" in str(told[0][1])
+    assert "rank 1 takes 5.00 ms a step in data, the others 1.00 ms: 4.00 ms more, compared with" in str(
+        told[0][1]
+    )
     assert told[0][1].as_dict()["others_ns"] == MS

@@ -1,4 +1,4 @@
-"""Jobs of several ranks: rank 0 says which rank is slow, and in which phase, though all wait for it in backward."""
+"""Jobs of several ranks: rank 0 says which rank is slow, and in which phase, though all wait in backward."""
 
 from __future__ import annotations
 

@@ -23,10 +23,11 @@ FEATURE = "comparing the ranks"
 _POLL_S = 0.1  # how often rank 0 looks for the times that are missing
 _LATE = 2  # intervals after which rank 0 judges without them
 _KEPT = 8  # intervals in the value of a key, so that a read of rank 0 may come late
-_PATIENCE = timedelta(seconds=5)  # for one request to the store
+_PATIENCE = timedelta(seconds=2)  # for one request to the store
 _RETRY_S = 30.0  # after an error of the store
-_END_S = 1.0  # time limit for the end of the thread
+_END_S = 3.0  # time limit for the end of the thread: a process must not end during a request
 _PREFIX = "instrument/slow ranks/"
+_OVER = "over"  # the key that says that rank 0 reads no more
 
 
 class RankExchange:
@@ -98,7 +99,7 @@ class RankExchange:
             self._collect()
             self._judge()
         if self._ended and self._given.empty():
-            self._delete_keys(self._store)
+            self._leave()
 
     def _connect(self) -> bool:
         if self._ended or time.monotonic() < self._retry_s:
@@ -110,6 +111,8 @@ class RankExchange:
         store.set_timeout(_PATIENCE)
         if is_first:  # keys of an earlier run in the same job; the ranks of this one publish an interval later
             self._delete_keys(store)
+            if self._rank == 0:
+                store.delete_key(_OVER)
         self._store = store
         return True
 
@@ -117,6 +120,15 @@ class RankExchange:
         """Delete the key of this rank; rank 0 deletes those of dead ones too."""
         for rank in range(1, self._world_size) if self._rank == 0 else (self._rank,):
             store.delete_key(str(rank))
+
+    def _leave(self) -> None:
+        """Leave no key, nor delete one that rank 0 may be about to read, as it would wait for it."""
+        if self._rank == 0:
+            self._store.set(_OVER, "")
+        elif not self._store.check([_OVER]):
+            self._store.set(str(self._rank), "[]")
+            return
+        self._delete_keys(self._store)
 
     def _collect(self) -> None:
         """Read the keys that exist: two requests if all expected ranks have one, as nearly always."""
