@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,18 @@ def test_energy() -> None:
     assert numbers.about("energy").unit == "J"
 
 
+@pytest.mark.parametrize(("told", "joules"), [("16", 600 * STEP * 1e-6 / 16), ("0", None), ("many", None)])
+def test_energy_of_a_sample(told: str, joules: float | None) -> None:
+    """It follows from the samples that the program takes in a step, where the trace has their number."""
+    trace = replace(powered(MadeLoop()), metadata={"instrument_samples": told})
+    assert metrics(trace)["energy"]["joules_per_sample"] == (joules and pytest.approx(joules))
+
+
 def test_energy_of_half_of_the_window() -> None:
     """Where the power is known for half of the window only, the energy is not, and the coverage says so."""
     numbers = metrics(powered(MadeLoop(), until=1500))
-    assert numbers["energy"] == {"watts": pytest.approx(500), "joules": None, "joules_per_step": None}
+    energy = {"watts": pytest.approx(500), "joules": None, "joules_per_step": None, "joules_per_sample": None}
+    assert numbers["energy"] == energy
     assert numbers.about("energy").coverage == pytest.approx(0.5, abs=0.01)
 
 

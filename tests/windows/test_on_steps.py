@@ -60,6 +60,18 @@ def test_recorded_steps_are_not_summed(out: Path, take: Callable[[float], None])
     assert prof.black_box is None
 
 
+@pytest.mark.parametrize(("samples", "told"), [(32, "32"), (lambda: 7, None), (None, None)])
+def test_a_trace_has_the_samples_of_a_step(out: Path, samples: Any, told: str | None) -> None:
+    """Where their number is told, so that what is measured for a step is known for a sample."""
+    chosen = instrument.schedule(at="2-3")
+    on_steps = [print, instrument.every(10, print, samples=samples)]
+    with instrument.profile(out, schedule=chosen, on_steps=on_steps) as prof:
+        for _ in range(5):
+            prof.step()
+    (trace,) = instrument.read_traces(out).values()
+    assert trace.metadata.get("instrument_samples") == told
+
+
 def test_a_window_at_the_end_is_in_the_last_call(out: Path) -> None:
     """The loop ends in a window, which ends before the last call."""
     got: Steps = []

@@ -12,6 +12,7 @@ DETAIL = "instrument_detail"  # what was recorded, as `detail=` names it
 MACHINE = "instrument_machine"  # the same for all processes of a machine until it starts again
 MERGE = "instrument_merge"  # what a merged trace says of its ranks
 OPENED_BY = "instrument_opened_by"  # why the window was opened
+SAMPLES = "instrument_samples"  # how many samples the process took in a step
 SLIM = "instrument_slim"  # what a slim trace says of the file that it was made from
 STEPS = "instrument_steps"  # the first and the last step of the window: "3-5"
 TASKS = "instrument_tasks"  # which asyncio task each region belongs to

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ...base.trace_marks import SAMPLES
 from ...read.tables.intervals import Intervals, covered_ns, integral, merge_overlaps, total_ns
 from ...read.tables.lanes import distinct, group_rows
 from ...read.tables.table import KERNEL, Array, Table
@@ -166,7 +167,7 @@ class Counters:
         return known_ns / of_ns if of_ns else None
 
     def energy(self, window: tuple[int, int] | None, steps: int) -> tuple[dict[str, float | None], float | None]:
-        """Return the power in a window, the energy in it and of a step, and for which share they are known.
+        """Return the power in a window, the energy in it, of a step and of a sample, and the share that is known.
 
         Args:
             window: its start and end in ns.
@@ -182,7 +183,10 @@ class Counters:
         watts = sum(known) if known and len(known) == len(powers) else None
         joules = watts * (end - start) / 1e9 if watts is not None and share and share >= _KNOWN else None
         per_step = joules / steps if joules is not None and steps else None
-        return {"watts": watts, "joules": joules, "joules_per_step": per_step}, share
+        told = str(self.trace.metadata.get(SAMPLES, ""))
+        per_sample = per_step / int(told) if per_step is not None and told.isdecimal() and int(told) else None
+        each = {"joules_per_step": per_step, "joules_per_sample": per_sample}
+        return {"watts": watts, "joules": joules} | each, share
 
 
 def _place(counter: Counter) -> tuple[str, int]:

@@ -246,7 +246,8 @@ DEFINITIONS: dict[str, Definition] = {
     "energy": _D(
         "The sum over the GPUs of the mean of the sampled power (`watts`), which the driver may have averaged "
         "over a second; and, if it is known for 90 % of the window, its product with the length of the window in "
-        "seconds (`joules`), and that / the number of steps (`joules_per_step`).",
+        "seconds (`joules`), that / the number of steps (`joules_per_step`), and that / the samples of a step "
+        "(`joules_per_sample`), where `instrument.every` was told them when the trace was recorded.",
         "J",
         "loop_cpu",
         "power",

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Raw, Struct
 
-from ...base.trace_marks import COMMAND, CORES, DETAIL, MACHINE, OPENED_BY, SLIM, STEPS
+from ...base.trace_marks import COMMAND, CORES, DETAIL, MACHINE, OPENED_BY, SAMPLES, SLIM, STEPS
 from ...read.kineto.chunks import EventIndex
 from ...read.kineto.insert_events import microseconds
 from ...read.tables.lanes import group_rows
@@ -27,7 +27,7 @@ _METADATA = (
     *("baseTimeNanoseconds", "deviceProperties", "distributedInfo"),
     *("record_shapes", "profile_memory", "with_stack", "with_modules", "with_flops"),
     *("cuda_runtime_version", "cuda_driver_version", "CudaDriverVersion", "hip_runtime_version"),
-    *(STEPS, DETAIL, OPENED_BY, MACHINE, SLIM, CORES, COMMAND),
+    *(STEPS, DETAIL, OPENED_BY, MACHINE, SLIM, CORES, COMMAND, SAMPLES),
 )
 _DEVICE = ("id", "name", "numSms", "maxThreadsPerMultiprocessor", "totalGlobalMem")
 

@@ -21,6 +21,7 @@ from ...base.guard import guard
 from ...base.interrupts import Suppressed, is_interrupt
 from ...base.job import rank, world_size
 from ...base.live_objects import IdentitySet
+from ...base.trace_marks import SAMPLES
 from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
@@ -94,6 +95,9 @@ class Profile(ScheduleFollower):
                 on_steps=options.on_steps, windows=self._outcomes.recorded, run=out,
                 on_called=self._leave_out_since_end,
             )  # fmt: skip
+        told = [each.counts["samples"] for each in options.on_steps if isinstance(each.counts["samples"], int)]
+        if told:
+            self._metadata[SAMPLES] = str(told[0])
         if options.black_box:
             self._outcomes.worst_steps = lambda: slow_steps.worst
         if os.environ.get("KINETO_USE_DAEMON"):
