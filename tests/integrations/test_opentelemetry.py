@@ -51,10 +51,6 @@ def numbers(run: Path | None = Path("runs/bert")) -> StepNumbers:
     means = {
         "phase_data_s": 0.008,
         "phase_other_s": 0.012,
-        "samples_per_s": 100.0,
-        "tokens_per_s": 1000.0,
-        "syncs": 2.0,
-        "sync_wait_s": 0.001,
         "memory_peak_bytes": 1 << 30,
     }
     return StepNumbers(
@@ -66,6 +62,7 @@ def numbers(run: Path | None = Path("runs/bert")) -> StepNumbers:
         rank=3,
         world_size=8,
         run=run,
+        totals={"samples": 6, "tokens": 60, "syncs": 6, "sync_wait_s": 0.003},
     )
 
 
@@ -219,10 +216,11 @@ def test_providers_of_the_program(monkeypatch: pytest.MonkeyPatch, receiver: Rec
     reader, spans = InMemoryMetricReader(), InMemorySpanExporter()
     meter_provider, tracer_provider = MeterProvider([reader]), TracerProvider()
     tracer_provider.add_span_processor(SimpleSpanProcessor(spans))
+    early = instrument.OpenTelemetry()  # the first call looks for the global ones
     telemetry = [instrument.OpenTelemetry(meter_provider, tracer_provider)]
     monkeypatch.setattr(metrics, "get_meter_provider", lambda: meter_provider)
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: tracer_provider)
-    telemetry += [instrument.OpenTelemetry(), instrument.OpenTelemetry(meter_provider)]
+    telemetry += [early, instrument.OpenTelemetry(meter_provider)]
     for each in telemetry:
         each(numbers())
         each.close()
@@ -258,7 +256,7 @@ def test_exporters_by_environment(receiver: Receiver, monkeypatch: pytest.Monkey
     assert (2, {}) == (len(receiver.spans), receiver.metrics)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/nothing")
-    with pytest.raises(ImportError, match='no exporter "http/nothing" for traces is installed'):
+    with pytest.raises(ImportError, match=r'no exporter "http/nothing" for traces: there are .*otlp_proto_http'):
         instrument.OpenTelemetry()
 
 
@@ -269,7 +267,7 @@ def test_a_loop_sends_its_steps(receiver: Receiver) -> None:
             box.step()
     (durations,) = receiver.points("instrument.step.duration")
     assert 9 == durations.count  # the first step belongs to the start
-    assert [pytest.approx(18)] == receiver.values("instrument.samples")
+    assert [20] == receiver.values("instrument.samples")
 
 
 def test_slow_steps_know_when_they_ended() -> None:

@@ -8,7 +8,7 @@ import json
 import logging
 import pickle
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import transformers.trainer
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.generation.utils import GenerationMixin
 
+from instrument import every
 from instrument.base.errors import SyncError
 from instrument.integrations import loop
 from instrument.integrations import transformers as integration
@@ -189,6 +190,23 @@ def test_the_first_steps_of_epochs(tmp_path: Path) -> None:
     trainer(tmp_path, callback, **arguments).train()  # epochs of two updates
     (window,) = windows(tmp_path / "out")
     assert [0, 2, 4] == window["timing"]["lengths"]["epochs"]
+
+
+def test_logs_of_the_trainer(tmp_path: Path) -> None:
+    """`trainer.log` takes the numbers, and the Trainer logs the losses that it logs without it."""
+
+    def history(log: Callable[..., Any]) -> list[dict[str, Any]]:
+        callback = InstrumentCallback(
+            tmp_path / "out", at="3", on_steps=every(1, lambda numbers: log(trained, numbers))
+        )
+        trained = trainer(tmp_path, callback, logging_steps=1)
+        trained.train()
+        return list(trained.state.log_history)
+
+    plain, logged = history(lambda *_: None), history(lambda trained, numbers: trained.log(numbers))
+    losses = [{each["step"]: each["loss"] for each in found if "loss" in each} for found in (plain, logged)]
+    assert losses[0] == losses[1] != {}
+    assert any("instrument/step" in each for each in logged)
 
 
 def test_no_micro_steps_without_accumulation(tmp_path: Path) -> None:

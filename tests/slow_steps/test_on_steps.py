@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_any_interval(clock: Clock, box_with: Callable[..., BlackBox], steps: in
         box.step()
     box.stop()
     assert expected[1:] == [ns for numbers in got for ns in numbers.durations_ns]
-    assert list(range(0, 3333, steps)) == [numbers.first_step for numbers in got]
+    first = 1 if steps == 1 else 0  # the first step of a run is not summed
+    assert list(range(first, 3333, steps)) == [numbers.first_step for numbers in got]
     assert 3332 == got[-1]["instrument/step"]
 
 
@@ -267,7 +269,7 @@ def test_waits_are_those_of_the_outermost_detector(
     """They are means over the steps that the detector checked, from the begin of the interval on."""
 
     class Totals:
-        syncs, blocked_ns, steps = 7, 700, 7
+        syncs, blocked_ns, untimed, steps = 7, 700, 0, 7
 
     totals = Totals()
     monkeypatch.setattr(step_reports, "sync_totals", [totals])
@@ -278,6 +280,112 @@ def test_waits_are_those_of_the_outermost_detector(
     run(box, clock, 10)
     assert "instrument/syncs" not in got[0]
     assert (3, 0.002) == (got[1]["instrument/syncs"], got[1]["instrument/sync_wait_s"])
+    assert {"syncs": 6, "sync_wait_s": 0.004} == got[1].totals
+    totals.syncs, totals.untimed, totals.steps = 14, 1, 10
+    run(box, clock, 10)
+    assert {"syncs": 1} == got[2].totals
+    assert "instrument/sync_wait_s" not in got[2]
+
+
+def test_totals_count_the_steps_that_are_not_summed(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """Samples are those of all steps, while times and rates leave out the first one."""
+    got: Steps = []
+    tokens = [0]
+    box = box_with(instrument.every(10, got.append, samples=32, tokens=lambda: tokens[0]))
+    for _ in range(10):
+        tokens[0] += 7
+        run(box, clock, 1)
+    assert {"samples": 320, "tokens": 70} == got[0].totals
+    assert 9 == got[0]["instrument/steps"]
+
+
+def test_steps_that_go_back(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """After a jump below the first step all steps are summed; a jump in the first step leaves that one out."""
+    got: Steps = []
+    box = box_with(instrument.every(10, got.append), first_step=1000)
+    run(box, clock, 10)
+    box.go_to(900)
+    run(box, clock, 10)
+    assert [9, 10] == [each["instrument/steps"] for each in got]
+    resumed: Steps = []
+    box = box_with(instrument.every(10, resumed.append))
+    box.go_to(500)
+    run(box, clock, 10)
+    assert [(500, 9)] == [(each.first_step, each["instrument/steps"]) for each in resumed]
+
+
+def test_a_count_that_begins_anew(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """How much the interval took is then unknown."""
+    got: Steps = []
+    counts = iter([50, 90, 10, 40])
+    box = box_with(instrument.every(10, got.append, samples=lambda: next(counts)))
+    run(box, clock, 30)
+    assert [{"samples": 40}, {}, {"samples": 30}] == [each.totals for each in got]
+    assert "instrument/samples_per_s" not in got[1]
+
+
+def test_an_interrupt_in_a_function(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """It reaches the program; the next call comes when it is due, and all functions are closed."""
+
+    class Closing(Steps):
+        closed = 0
+        interrupts = False
+
+        def __call__(self, numbers: instrument.StepNumbers) -> None:
+            self.append(numbers)
+            if self.interrupts or len(self) == 1:
+                raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.closed += 1
+
+    first, second = Closing(), Closing()
+    box = box_with(instrument.every(10, first), instrument.every(10, second))
+    for _ in range(2):  # each function interrupts once
+        with pytest.raises(KeyboardInterrupt):
+            run(box, clock, 10)
+    run(box, clock, 20)
+    assert [9, 19, 29, 39] == [each["instrument/step"] for each in first]
+    first.interrupts = True
+    run(box, clock, 1)
+    with pytest.raises(KeyboardInterrupt):
+        box.stop()
+    assert (1, 1) == (first.closed, second.closed)
+
+
+def test_a_function_that_ends_a_step(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """The step counts, and the function is not called in itself."""
+    got: Steps = []
+
+    def log(numbers: instrument.StepNumbers) -> None:
+        got.append(numbers)
+        box.step()
+
+    box = box_with(instrument.every(1, log))
+    run(box, clock, 5)
+    assert 4 == len(got)
+    assert 9 == box.step_num
+
+
+@pytest.mark.parametrize("name", ["eval", "validate", "train.validation", "evaluation"])
+def test_names_of_evaluations(clock: Clock, box_with: Callable[..., BlackBox], name: str) -> None:
+    """Their time is in no step."""
+    got: Steps = []
+    box = box_with(instrument.every(10, got.append))
+    run(box, clock, 9)
+    with instrument.annotate(name):
+        clock.advance(500)
+    run(box, clock, 1)
+    assert 0.006 == got[0]["instrument/step_time_max_s"]
+    assert 0.5 == pytest.approx(got[0]["instrument/phase_evaluation_s"] * 9)
+
+
+def test_numbers_can_be_pickled(clock: Clock, box_with: Callable[..., BlackBox]) -> None:
+    """With their attributes, as queues between processes need it."""
+    got: Steps = []
+    run(box_with(instrument.every(10, got.append, samples=2)), clock, 10)
+    copy = pickle.loads(pickle.dumps(got[0]))
+    assert (copy, copy.durations_ns, copy.totals) == (got[0], got[0].durations_ns, {"samples": 20})
 
 
 @pytest.mark.parametrize(

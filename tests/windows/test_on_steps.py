@@ -32,6 +32,13 @@ def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return passed
 
 
+class Taken(Steps):
+    """A function that also takes windows without a timed step."""
+
+    takes_windows = True
+    __call__ = Steps.append
+
+
 def spans(got: Steps) -> list[tuple[int, float, float]]:
     """Return the first step, the last one and the number of summed ones of each call."""
     return [(each.first_step, each["instrument/step"], each["instrument/steps"]) for each in got]
@@ -74,9 +81,9 @@ def test_a_trace_has_the_samples_of_a_step(out: Path, samples: Any, told: str | 
 
 def test_a_window_at_the_end_is_in_the_last_call(out: Path) -> None:
     """The loop ends in a window, which ends before the last call."""
-    got: Steps = []
+    got = Taken()
     chosen = instrument.schedule(at="8-20")
-    with instrument.profile(out, schedule=chosen, on_steps=instrument.every(10, got.append)) as prof:
+    with instrument.profile(out, schedule=chosen, on_steps=instrument.every(10, got)) as prof:
         for _ in range(13):
             prof.step()
     assert [(8, 12)] == [(window.first_step, window.last_step) for window in got[-1].windows]
@@ -84,14 +91,29 @@ def test_a_window_at_the_end_is_in_the_last_call(out: Path) -> None:
 
 
 def test_a_window_that_ends_with_the_loop_is_reported(out: Path) -> None:
-    """The last call has the window, also if no step is left."""
-    got: Steps = []
+    """The last call has the window, also if no step is left, for a function that takes windows."""
+    got, plain = Taken(), Steps()
     chosen = instrument.schedule(at="8-9")
-    with instrument.profile(out, schedule=chosen, on_steps=instrument.every(10, got.append)) as prof:
+    on_steps = [instrument.every(10, got), instrument.every(10, plain.append)]
+    with instrument.profile(out, schedule=chosen, on_steps=on_steps) as prof:
         for _ in range(10):
             prof.step()
     assert [[], [(8, 9)]] == [[window[2:4] for window in each.windows] for each in got]
     assert [(0, 9, 7), (10, 9, 0)] == spans(got)
+    assert [(0, 9, 7)] == spans(plain)
+
+
+def test_an_interval_in_a_window_gives_no_call(out: Path, take: Callable[[float], None]) -> None:
+    """No step in it is summed; the next call has the window."""
+    got: Steps = []
+    chosen = instrument.schedule(at="10-14", warmup=1)
+    with instrument.profile(out, schedule=chosen, on_steps=instrument.every(5, got.append)) as prof:
+        for _ in range(20):
+            take(3)
+            prof.step()
+    assert [(0, 4, 4), (5, 9, 4), (15, 19, 5)] == spans(got)
+    assert [0, 0, 1] == [len(each.windows) for each in got]
+    assert all("instrument/step_time_p50_s" in each for each in got)
 
 
 def test_the_time_of_the_function_is_in_no_step_of_the_run(out: Path) -> None:
@@ -120,6 +142,16 @@ def test_without_a_schedule_nothing_is_recorded(out: Path, take: Callable[[float
         take(3)
     assert [(0, 99, 99), (100, 149, 50), (0, 99, 99), (100, 119, 20)] == spans(got)
     assert [0, 1, 0, 0] == [each["instrument/slow_steps"] for each in got]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("none", [[], [None], ()])
+def test_no_function_records_nothing_either(out: Path, none: Any) -> None:
+    """As on ranks whose list has no function; `None` is not given."""
+    with instrument.profile(out, on_steps=none) as prof:
+        prof.step()
+    for _ in instrument.steps(range(3), out, on_steps=none):
+        pass
     assert not out.exists()
 
 

@@ -45,11 +45,11 @@ class OpenTelemetry:
 
     The providers are those given, else the global ones; the program shuts them down. If none is given, the first
     call makes own ones in place of a global one that the program has not set, which send by OTLP from threads of
-    the SDK until the loop ends. They are not global, and follow OpenTelemetry's environment variables, such as
+    the SDK until the run ends. They are not global, and follow OpenTelemetry's environment variables, such as
     ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and ``OTEL_METRICS_EXPORTER``. Their resource has the
     rank, the world size and the folder of the run.
 
-    The loop only hands the numbers over; a thread of its own records them. The end of the loop waits 5 s at most
+    The loop only hands the numbers over; a thread of its own records them. The end of the run waits 5 s at most
     for the last export. A forked process sends nothing of what its parent counted.
 
     Args:
@@ -65,17 +65,20 @@ class OpenTelemetry:
         ...     train_step(batch)
     """
 
+    takes_windows = True
+
     def __init__(self, meter_provider: Any = None, tracer_provider: Any = None) -> None:
         require("opentelemetry.sdk", "'torch-instrument[otel]'")
         from opentelemetry import metrics, trace
 
-        given = meter_provider is not None or tracer_provider is not None
-        meters = meter_provider or metrics.get_meter_provider()
-        tracers = tracer_provider or trace.get_tracer_provider()
-        self._meter_provider = meters if given or _is_configured(meters) else None
-        self._tracer_provider = tracers if given or _is_configured(tracers) else None
-        self._metric_exporters = _exporters("metrics") if self._meter_provider is None else []
-        self._span_exporters = _exporters("traces") if self._tracer_provider is None else []
+        self._given = meter_provider, tracer_provider
+        if self._given == (None, None):  # an exporter that is missing is told here
+            for signal, provider in (
+                ("metrics", metrics.get_meter_provider()),
+                ("traces", trace.get_tracer_provider()),
+            ):
+                if not _is_configured(provider):
+                    _exporters(signal)
         self._process = 0
         self._thread: Thread | None = None
 
@@ -109,11 +112,16 @@ class OpenTelemetry:
                         recorder.record(numbers)
 
     def _recorder(self, numbers: StepNumbers, stack: ExitStack) -> _Recorder:
-        meters, tracers = self._meter_provider, self._tracer_provider
-        return _Recorder(
-            _own_meter_provider(self._metric_exporters, numbers, stack) if meters is None else meters,
-            _own_tracer_provider(self._span_exporters, numbers, stack) if tracers is None else tracers,
-        )
+        from opentelemetry import metrics, trace
+
+        meters, tracers = self._given
+        meters, tracers = meters or metrics.get_meter_provider(), tracers or trace.get_tracer_provider()
+        if self._given == (None, None):
+            if not _is_configured(meters):
+                meters = _own_meter_provider(_exporters("metrics"), numbers, stack)
+            if not _is_configured(tracers):
+                tracers = _own_tracer_provider(_exporters("traces"), numbers, stack)
+        return _Recorder(meters, tracers)
 
 
 class _Recorder:
@@ -133,10 +141,10 @@ class _Recorder:
         self._tracer = tracer_provider.get_tracer("instrument", __version__)
 
     def record(self, numbers: StepNumbers) -> None:
-        """Record ``numbers``; means over the steps become sums, which add up over time and ranks."""
+        """Record ``numbers``; means of phases become sums, which add up over time and ranks."""
         rank = {"instrument.rank": numbers.rank}
         mean = {name.removeprefix(PREFIX): value for name, value in numbers.items()}
-        steps, seconds = len(numbers.durations_ns), sum(numbers.durations_ns) / 1e9
+        steps = len(numbers.durations_ns)
         for duration_ns in numbers.durations_ns:
             self._metrics["step.duration"].record(duration_ns / 1e9, rank)
         for name in [name for name in mean if name.startswith("phase_")]:
@@ -144,14 +152,8 @@ class _Recorder:
             self._metrics["phase.time"].add(mean[name] * steps, rank | phase)
         self._metrics["slow_steps"].add(len(numbers.slow_steps), rank)
         self._metrics["windows"].add(len(numbers.windows), rank)
-        for metric, name, times in (
-            ("samples", "samples_per_s", seconds),
-            ("tokens", "tokens_per_s", seconds),
-            ("syncs", "syncs", steps),
-            ("sync.time", "sync_wait_s", steps),
-        ):
-            if name in mean:
-                self._metrics[metric].add(mean[name] * times, rank)
+        for name, total in numbers.totals.items():
+            self._metrics["sync.time" if name == "sync_wait_s" else name].add(total, rank)
         if "memory_peak_bytes" in mean:
             self._metrics["memory.peak"].set(mean["memory_peak_bytes"], rank)
         self._add_spans(numbers, rank)
@@ -197,13 +199,12 @@ def _exporters(signal: str) -> list[Any]:
         if name == "none":
             continue
         name = _OTLP.get(protocol, protocol) if name == "otlp" else name
-        found = [*entry_points(group=f"opentelemetry_{signal}_exporter", name=name)]
-        if not found:
-            raise ImportError(
-                f'no exporter "{name}" for {signal} is installed: pip install '
-                + ("'torch-instrument[otel]'" if name == _OTLP["http/protobuf"] else "its package")
-            )
-        classes.append(found[0].load())
+        found = entry_points(group=f"opentelemetry_{signal}_exporter")
+        if name not in found.names:
+            package = f"opentelemetry-exporter-{name.replace('_', '-')}"
+            known = ", ".join(sorted(found.names)) or "none"
+            raise ImportError(f'no exporter "{name}" for {signal}: there are {known}; pip install {package}')
+        classes.append(found[name].load())
     return classes
 
 

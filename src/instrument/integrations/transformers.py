@@ -136,7 +136,9 @@ class LoopCallback(TrainerCallback):  # type: ignore[misc, unused-ignore]
         """Count the optimizer step."""
         if self._adapter is not None:
             self.loop.leave("step")
+            logs = control.should_log  # `trainer.log` clears it, as a function of `on_steps`
             self.loop.step()
+            control.should_log |= logs
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close an unfinished step."""

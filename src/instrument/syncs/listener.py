@@ -26,12 +26,13 @@ class LiveRecorder(Recorder):
     Attributes:
         syncs: number of synchronizations.
         blocked_ns: how long the CPU was blocked in them.
+        untimed: how many have no time.
     """
 
     def __init__(self, path: Callable[[], tuple[str, ...]] = tuple) -> None:
         super().__init__()
         self.path = path
-        self.syncs = self.blocked_ns = 0
+        self.syncs = self.blocked_ns = self.untimed = 0
 
     def add(self, event: SyncEvent) -> None:
         """Count ``event``."""
@@ -39,6 +40,7 @@ class LiveRecorder(Recorder):
             super().add(event)
             self.syncs += 1
             self.blocked_ns += event.blocked_ns or 0
+            self.untimed += event.blocked_ns is None
 
     def make_event(self, op: str, cause: str, frame: FrameType | None, **more: Any) -> SyncEvent:
         """Return the event of a synchronization that ``frame`` makes now, with everything known about it.

@@ -143,11 +143,12 @@ class BlackBox:
     def go_to(self, step: int) -> None:
         """Go on with number ``step``: the times before it are forgotten, what a usual step takes is not."""
         rest = self.clock.block_steps
+        is_first = self.step_num == self._start
         self._add_up(self._tally, self.clock.last_steps(rest) if rest else ())
         self.reports.report(rest=True)
         self.clock.first_step = step
         self.clock.begin_ring()
-        self.reports.begin(step)
+        self.reports.begin(step, not_summed=step if is_first else -1)
         self.clock.leave_out()
         self._periods, self._usual_times = Periods(), None
         self._alarms.forget_steps()
@@ -281,7 +282,7 @@ class BlackBox:
         self.clock.begin_ring()
         self._tally, self._start_ns, self.clock.left_out_ns = StepTally(), 0, 0
         self.usual = UsualStep(self.usual.slow)
-        self.reports.begin(self.step_num, anew=True)
+        self.reports.begin(self.step_num, not_summed=self.step_num)
         self._periods = Periods()
         self.slow_steps.clear()
         self.worst.clear()
@@ -406,7 +407,7 @@ def black_box(
         raise ValueError(f'"phases" must be names of regions other than "{OTHER}": {phases!r}')
     if on_slow is not None and not callable(on_slow):
         raise TypeError(f'"on_slow" must be a function: {on_slow!r}')
-    functions = chosen_functions(on_steps)
+    functions = chosen_functions(on_steps) or ()
     box = BlackBox(
         steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow,
         on_steps=functions,

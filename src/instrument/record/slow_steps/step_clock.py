@@ -19,6 +19,7 @@ _CLOSED, _PAUSED = 0, -1
 
 
 _TORCH = (("enumerate(DataLoader)#", "data"), ("Optimizer.", "optimizer"))
+_ALSO = {"eval": "evaluation", "validate": "evaluation", "validation": "evaluation"}
 _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
 
@@ -213,7 +214,8 @@ class StepClock:
             phase = name if name in self._phase_columns else _SEPARATOR.split(name)[-1]
         if len(self._columns) >= _MAX_NAMES:
             self._columns.clear()
-        column = self._columns[name] = self._phase_columns.get(phase, 0)
+        known = self._phase_columns
+        column = self._columns[name] = known.get(phase) or known.get(_ALSO.get(phase, ""), 0)
         return column
 
     def pop(self, opened_ns: int | None) -> None:

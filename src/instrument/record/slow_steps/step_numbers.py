@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from ...base.units import integer
 from .judging import SlowStep
-from .step_clock import StepClock
 
 PREFIX = "instrument/"
 """How each name begins, so that dashboards group them."""
@@ -49,7 +48,7 @@ class StepNumbers(dict[str, int | float]):
     ``step``: the number of the last step. ``steps``: how many are summed.
     ``step_time_mean_s``, ``step_time_p50_s``, ``step_time_p99_s``, ``step_time_max_s``: the time of a step. The
     percentiles are those of the nearest rank, so the 99th of fewer than 100 steps is the maximum.
-    ``slow_steps``: how many were slow, as `BlackBox.slow_steps` has them, by something else than these.
+    ``slow_steps``: how many were slow, as `BlackBox.slow_steps` has them, not by an evaluation or a checkpoint.
     ``phase_NAME_s``: the time of a phase in a step, as a mean; of each phase that a region has shown so far, and
     of ``other``. Without ``phase_evaluation_s`` and ``phase_checkpoint_s`` they add up to ``step_time_mean_s``.
     ``syncs``, ``sync_wait_s``: how often and how long the CPU waited for the GPU in a step, as means over those
@@ -68,7 +67,8 @@ class StepNumbers(dict[str, int | float]):
         rank: of this process in its job.
         world_size: the number of ranks of the job; 1 outside one.
         run: the folder of the profile; None for a black box.
-        clock: times the steps.
+        totals: the ``samples`` and ``tokens`` that all steps of the interval took, and the ``syncs`` and their
+            ``sync_wait_s`` in those that were checked; what is known of these.
 
     Attributes: as the arguments.
     """
@@ -84,7 +84,7 @@ class StepNumbers(dict[str, int | float]):
         rank: int = 0,
         world_size: int = 1,
         run: Path | None = None,
-        clock: StepClock | None = None,
+        totals: Mapping[str, int | float] = {},
     ) -> None:
         super().__init__(numbers)
         self.first_step = first_step
@@ -94,16 +94,7 @@ class StepNumbers(dict[str, int | float]):
         self.rank = rank
         self.world_size = world_size
         self.run = run
-        self.clock = clock
-
-
-class NumbersSource:
-    """A function of ``on_steps`` that adds its ``numbers`` to those that all get next, without the prefix."""
-
-    numbers: Mapping[str, int | float] = {}
-
-    def __call__(self, numbers: StepNumbers) -> None:
-        """Take the numbers of an interval."""
+        self.totals = dict(totals)
 
 
 @dataclass(frozen=True)
@@ -126,7 +117,7 @@ def every(
     Args:
         steps: how many steps lie between two calls, up to 100,000. The function is called after the step by which
             the number of steps done is a multiple of this, on the thread of the loop, and once more for the steps
-            that are left when the loop ends. Its time is part of no step.
+            that are left when the loop ends, but not where no step was timed. Its time is part of no step.
         function: is called with the numbers. If it has a method ``close``, that is called when the run ends; a
             later run in the same process, as a second training, calls the function again.
         samples: how many samples this process takes in a step, or a function that returns how many it took so far.
@@ -155,18 +146,21 @@ OnSteps = Callable[[StepNumbers], Any] | Every | Iterable[Callable[[StepNumbers]
 """What ``on_steps`` takes."""
 
 
-def chosen_functions(on_steps: OnSteps) -> tuple[Every, ...]:
-    """Return the functions that ``on_steps`` names; one without `every` is called every 100 steps.
+def chosen_functions(on_steps: OnSteps) -> tuple[Every, ...] | None:
+    """Return the functions that ``on_steps`` names, None if it is not given; every 100 steps is the default.
 
     Raises:
         TypeError: it names something else.
     """
-    alone = on_steps is None or isinstance(on_steps, Every) or callable(on_steps)
-    given = [on_steps] if alone else list(on_steps) if isinstance(on_steps, Iterable) else [0]
-    functions = [each for each in given if each is not None]
-    if not all(isinstance(each, Every) or callable(each) for each in functions):
-        raise TypeError(f'"on_steps" must be a function, an instrument.every(...), or several: {on_steps!r}')
-    return tuple(
-        each if isinstance(each, Every) else every(_DEFAULT_STEPS, each)  # type: ignore[arg-type]
-        for each in functions
-    )
+    if on_steps is None:
+        return None
+    functions = list[Every]()
+    several: Iterable[Any] = on_steps if isinstance(on_steps, Iterable) and not callable(on_steps) else [on_steps]
+    for each in several:
+        if callable(each):
+            functions.append(every(_DEFAULT_STEPS, each))
+        elif isinstance(each, Every):
+            functions.append(each)
+        elif each is not None:
+            raise TypeError(f'"on_steps" must be a function, an instrument.every(...), or several: {on_steps!r}')
+    return tuple(functions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import takewhile
 from operator import sub
 from pathlib import Path
@@ -14,7 +15,7 @@ from ...base.guard import guard
 from ...base.job import rank, world_size
 from .judging import OTHER, SlowStep
 from .step_clock import StepClock
-from .step_numbers import PREFIX, Count, Every, NumbersSource, RecordedWindow, StepNumbers
+from .step_numbers import PREFIX, Count, Every, RecordedWindow, StepNumbers
 
 FEATURE = "a function of on_steps"
 NEVER = 1 << 62
@@ -22,10 +23,11 @@ _NOT_IN_STEPS = ("evaluation", "checkpoint")  # phases whose time is no part of 
 
 
 class SyncTotals(Protocol):
-    """What a detector of synchronizations has counted: waits, their time, and the steps that it checked."""
+    """What a detector of synchronizations has counted: waits, their time, those without one, and checked steps."""
 
     syncs: int
     blocked_ns: int
+    untimed: int
     steps: int
 
 
@@ -81,17 +83,21 @@ class StepReports:
         self._run = run
         self._on_called = on_called
         self._process = os.getpid()  # a forked child reports nothing
+        self._calling = False
         self._seen: set[str] = set()  # phases
         self._not_summed = clock.first_step
         self.due_step = NEVER
         self._intervals: list[Interval] = []
 
-    def begin(self, step: int, *, anew: bool = False) -> None:
-        """Begin all intervals with ``step``; with ``anew`` it is the first of the run, and not summed."""
-        if anew:
-            self._not_summed = step
+    def begin(self, step: int, not_summed: int | None = None) -> None:
+        """Begin all intervals with ``step``; ``not_summed`` is the step that is left out from now on."""
+        if not_summed is not None:
+            self._not_summed = not_summed
         with guard.contained(FEATURE):
             self._intervals = [self._interval(each, step) for each in self._functions]
+            for each in self._functions:
+                if hasattr(each.function, "use_clock"):
+                    each.function.use_clock(self._clock)
         self._set_due_step(step)
 
     def _interval(self, function: Every, step: int) -> Interval:
@@ -103,32 +109,42 @@ class StepReports:
 
     def report(self, *, rest: bool = False) -> None:
         """Call the functions that are due; with ``rest``, those that have not had the last steps or windows."""
-        step = self._clock.step_num
-        for number, interval in enumerate(self._intervals):
-            unreported = step > interval.first_step or len(self._windows) > interval.windows
-            if interval.is_due(step) or (rest and unreported):
-                with guard.contained(FEATURE):
-                    self._call(number, interval, step)
-        self._set_due_step(step)
-        self._on_called()
+        if self._calling:  # by a function that ends a step itself
+            return
+        step, self._calling = self._clock.step_num, True
+        try:
+            for number, interval in enumerate(self._intervals):
+                unreported = step > interval.first_step or len(self._windows) > interval.windows
+                if interval.is_due(step) or (rest and unreported):
+                    with guard.contained(FEATURE):
+                        self._call(number, interval, step)
+        finally:  # an interrupt leaves the loop as it would without these functions
+            self._calling = False
+            self._set_due_step(self._clock.step_num)
+            self._on_called()
 
     def _call(self, number: int, interval: Interval, step: int) -> None:
         if os.getpid() == self._process:
+            function = interval.every.function
             following = self._intervals[number] = self._interval(interval.every, step)
-            interval.every.function(self._numbers(interval, following))
+            numbers = self._numbers(interval, following)
+            if numbers.durations_ns or getattr(function, "takes_windows", False):
+                function(numbers)
+            else:
+                following.windows = interval.windows  # they come with the next steps
 
     def end(self) -> None:
         """Report the rest, and close the functions that have a method for it."""
-        self.report(rest=True)
-        for each in self._functions:
-            close = getattr(each.function, "close", None)
-            if callable(close) and os.getpid() == self._process:
-                with guard.contained(FEATURE):
-                    close()
+        with ExitStack() as stack:  # closes all of them after an interrupt of one, too
+            for each in self._functions:
+                close = getattr(each.function, "close", None)
+                if callable(close) and os.getpid() == self._process:
+                    stack.callback(guard.contained(FEATURE)(close))
+            self.report(rest=True)
 
     def _numbers(self, interval: Interval, following: Interval) -> StepNumbers:
         step = following.first_step
-        first = max(interval.first_step, self._not_summed + 1)
+        first = interval.first_step + (interval.first_step == self._not_summed)
         durations, *phases = self._clock.columns(max(step - first, 0))
         times = dict(zip(self._clock.phases, phases, strict=True))
         for name in _NOT_IN_STEPS:
@@ -142,14 +158,14 @@ class StepReports:
             numbers |= _times(timed)
             numbers |= self._phases(times, timed)
             numbers |= _rates(interval, following, numbers["step_time_mean_s"])
-        numbers |= _waits(interval)
+        waits, checked = _waits(interval)
+        numbers |= {name: value / checked for name, value in waits.items()}
         peak = getattr(gpu.in_use(), "max_memory_allocated", None)
         if peak is not None:
             numbers["memory_peak_bytes"] = peak()
         numbers["windows"] = following.windows
         for each in self._functions:
-            if isinstance(each.function, NumbersSource):
-                numbers |= each.function.numbers
+            numbers |= getattr(each.function, "numbers", {})
         return StepNumbers(
             {f"{PREFIX}{name}": value for name, value in numbers.items()},
             first_step=interval.first_step,
@@ -159,7 +175,7 @@ class StepReports:
             rank=rank(),
             world_size=world_size(),
             run=self._run,
-            clock=self._clock,
+            totals={**waits, **_taken(interval, following)},
         )
 
     def _phases(self, times: dict[str, list[int]], timed: Sequence[int]) -> Iterator[tuple[str, float]]:
@@ -189,24 +205,35 @@ def _percentile(ordered: Sequence[int], percent: int) -> float:
 
 def _rates(interval: Interval, following: Interval, mean_s: float) -> Iterator[tuple[str, float]]:
     steps = following.first_step - interval.first_step
+    for name, taken in _taken(interval, following).items():
+        yield f"{name}_per_s", taken / steps / mean_s
+
+
+def _taken(interval: Interval, following: Interval) -> dict[str, int]:
+    """Return the samples and tokens that all steps of the interval took."""
+    taken = {}
     for name, count in interval.every.counts.items():
         before, now = interval.totals[name], following.totals[name]
         if isinstance(count, int):
-            yield f"{name}_per_s", count / mean_s
-        elif before is not None and now is not None:
-            yield f"{name}_per_s", (now - before) / steps / mean_s
+            taken[name] = count * (following.first_step - interval.first_step)
+        elif before is not None and now is not None and now >= before:  # else it began to count anew
+            taken[name] = now - before
+    return taken
 
 
-def _waits(interval: Interval) -> dict[str, float]:
-    """Return the waits of the steps that a detector has checked; empty if it has checked none."""
+def _waits(interval: Interval) -> tuple[dict[str, int | float], int]:
+    """Return the waits in the steps that a detector has checked, as far as known, and how many these are."""
     totals = sync_totals[0] if sync_totals else None
-    before = interval.syncs if totals is interval.sync_totals else (0, 0, 0)
-    syncs, blocked_ns, steps = map(sub, _values(totals), before)
-    return {"syncs": syncs / steps, "sync_wait_s": blocked_ns / steps / 1e9} if steps > 0 else {}
+    before = interval.syncs if totals is interval.sync_totals else (0, 0, 0, 0)
+    syncs, blocked_ns, untimed, steps = map(sub, _values(totals), before)
+    known = {"sync_wait_s": blocked_ns / 1e9} if not untimed else {}
+    return ({"syncs": syncs, **known}, steps) if steps > 0 else ({}, 1)
 
 
-def _values(totals: SyncTotals | None) -> tuple[int, int, int]:
-    return (totals.syncs, totals.blocked_ns, totals.steps) if totals is not None else (0, 0, 0)
+def _values(totals: SyncTotals | None) -> tuple[int, int, int, int]:
+    if totals is None:
+        return 0, 0, 0, 0
+    return totals.syncs, totals.blocked_ns, totals.untimed, totals.steps
 
 
 def _total(count: Count | None) -> int | None:

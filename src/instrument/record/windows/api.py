@@ -181,7 +181,7 @@ def new_profile(
 
 # Options that a phase of the program does not take over
 _OF_TRAINING: dict[str, Any] = {
-    "on_trace_ready": None, "first_step": 0, "triggers": (), "black_box": False, "on_steps": (),
+    "on_trace_ready": None, "first_step": 0, "triggers": (), "black_box": False, "on_steps": None,
     "compile_log": False,
 }  # fmt: skip
 
@@ -195,7 +195,7 @@ def _new_profile(
     reads_events = driver.keeps_events or options.on_trace_ready is not None
     exporter = choose(options.exporter, options.torch, options.detail, keeps_events=reads_events)
     triggers = Triggers(options.triggers, folder, options.trigger_steps)
-    if schedule is None and (triggers or options.black_box or options.on_steps):
+    if schedule is None and (triggers or options.black_box or options.on_steps is not None):
         schedule = NOTHING
     planned = _resolved(schedule, options.first_step)
     windows = RequestedWindows(planned, driver.phase, has_schedule=schedule is not None)

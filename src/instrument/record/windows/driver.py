@@ -35,7 +35,7 @@ class ProfileOptions:
     triggers: str | Iterable[str] = ()
     trigger_steps: int = 3
     black_box: bool = False
-    on_steps: Sequence[Every] = ()
+    on_steps: Sequence[Every] | None = None
     keep: Keep | None = None
     upload: str | None = None
     upload_timeout: float = 60.0

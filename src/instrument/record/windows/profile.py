@@ -92,10 +92,12 @@ class Profile(ScheduleFollower):
         if options.black_box or options.on_steps:
             slow_steps = self._slow_steps = SlowStepWindows(
                 self.request if options.black_box else None, options.trigger_steps,
-                on_steps=options.on_steps, windows=self._outcomes.recorded, run=out,
+                on_steps=options.on_steps or (), windows=self._outcomes.recorded, run=out,
                 on_called=self._leave_out_since_end,
             )  # fmt: skip
-        told = [each.counts["samples"] for each in options.on_steps if isinstance(each.counts["samples"], int)]
+        told = [
+            each.counts["samples"] for each in options.on_steps or () if isinstance(each.counts["samples"], int)
+        ]
         if told:
             self._metadata[SAMPLES] = str(told[0])
         if options.black_box:

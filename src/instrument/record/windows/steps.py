@@ -335,7 +335,8 @@ def _comparable_schedule(schedule: Any) -> Any:
 
 def asked(arguments: Mapping[str, Any]) -> bool:
     """Return whether something else than a schedule opens windows, or none are needed."""
-    return any(arguments.get(name) for name in ("triggers", "black_box", "on_steps"))
+    given = arguments.get("on_steps") is not None
+    return given or bool(arguments.get("triggers") or arguments.get("black_box"))
 
 
 def schedule_of(
