@@ -1,7 +1,8 @@
 """`RankExchange`: takes the times of all ranks to rank 0, through the store of the job.
 
 Each rank has one key, which it overwrites at every interval from a thread of its own, through a connection of its
-own. Rank 0 reads what is there. There are no collectives, and no rank waits for another.
+own: a line of JSON for each of its last intervals, the newest first. Rank 0 reads what is there. There are no
+collectives, and no rank waits for another.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from ...base import log
 from ...base.compat.training import job_store
 from ...base.guard import guard
 from .rank_judging import RankTimes
 
 FEATURE = "comparing the ranks"
-_POLL_S = 0.1  # how often rank 0 looks for the times that are missing
+_LOOK_S = (
+    0.1  # after its own interval rank 0 looks for the times of the others; then after twice as long, and so on
+)
 _LATE = 2  # intervals after which rank 0 judges without them
 _KEPT = 8  # intervals in the value of a key, so that a read of rank 0 may come late
 _PATIENCE = timedelta(seconds=2)  # for one request to the store
@@ -49,12 +53,13 @@ class RankExchange:
         self._retry_s = 0.0  # when to connect again
         self._ended = False
         self._process = os.getpid()
-        self._sent: list[RankTimes] = []  # the last ones of this rank
+        self._look_s = _LOOK_S  # until the next look
+        self._sent: list[str] = []  # the lines of the key
         self._rows: dict[int, dict[int, RankTimes]] = {
             other: {} for other in range(world_size)
         }  # not judged, by step
         self._expected = set(self._rows)  # the ranks that were there in the last interval
-        self._used = dict.fromkeys(self._rows, -1)  # the last step of each that was given
+        self._newest = dict.fromkeys(self._rows, -1)  # the last step of each that was read
         follow = guard.contained(FEATURE)(self._follow)
         self._thread = threading.Thread(target=follow, name="instrument slow ranks", daemon=True)
         self._thread.start()
@@ -83,7 +88,7 @@ class RankExchange:
             if self._ended and self._given.empty():
                 return
             try:
-                times = self._given.get(timeout=_POLL_S if self._rank == 0 and self._rows[0] else None)
+                times = self._given.get(timeout=self._look_s if self._rank == 0 and self._rows[0] else None)
             except Empty:
                 times = None
 
@@ -92,10 +97,12 @@ class RankExchange:
             return
         if times is not None and self._rank == 0:
             self._rows[0][times.step] = times
+            self._look_s = _LOOK_S
         elif times is not None:
-            self._sent = [*self._sent, times][-_KEPT:]
-            self._store.set(str(self._rank), json.dumps(self._sent))
-        if self._rank == 0:
+            self._sent = [json.dumps(times), *self._sent][:_KEPT]
+            self._store.set(str(self._rank), "\n".join(self._sent))
+        if self._rows[0] and (times is None or self._ended or len(self._rows[0]) > _LATE):
+            self._look_s *= 2
             self._collect()
             self._judge()
         if self._ended and self._given.empty():
@@ -107,44 +114,53 @@ class RankExchange:
         is_first, self._retry_s = not self._retry_s, time.monotonic() + _RETRY_S
         store = job_store(_PREFIX)
         if store is None:
+            if is_first and self._rank == 0:
+                log.warning(
+                    "slow_ranks() compares nothing: this job has no store that torch can clone, as 2.7 can"
+                )
             return False
         store.set_timeout(_PATIENCE)
-        if is_first:  # keys of an earlier run in the same job; the ranks of this one publish an interval later
-            self._delete_keys(store)
+        if is_first:  # what an earlier run in the same job left; the ranks of this one publish an interval later
+            keys = self._keys()
+            store.multi_set(keys, [""] * len(keys))
             if self._rank == 0:
                 store.delete_key(_OVER)
         self._store = store
         return True
 
-    def _delete_keys(self, store: Any) -> None:
-        """Delete the key of this rank; rank 0 deletes those of dead ones too."""
-        for rank in range(1, self._world_size) if self._rank == 0 else (self._rank,):
-            store.delete_key(str(rank))
+    def _keys(self) -> list[str]:
+        """Return the key of this rank; on rank 0, which has none, those of the others."""
+        return [str(rank) for rank in (range(1, self._world_size) if self._rank == 0 else (self._rank,))]
 
     def _leave(self) -> None:
         """Leave no key, nor delete one that rank 0 may be about to read, as it would wait for it."""
         if self._rank == 0:
             self._store.set(_OVER, "")
         elif not self._store.check([_OVER]):
-            self._store.set(str(self._rank), "[]")
+            self._store.set(str(self._rank), "")
             return
-        self._delete_keys(self._store)
+        for key in self._keys():  # those of dead ranks too
+            self._store.delete_key(key)
 
     def _collect(self) -> None:
-        """Read the keys that exist: two requests if all expected ranks have one, as nearly always."""
-        if not self._rows[0]:
-            return
-        keys = [str(rank) for rank in self._expected if rank]
-        if not keys or not self._store.check(keys):
-            keys = []
-        asked = {int(key) for key in keys}
-        others = (str(rank) for rank in range(1, self._world_size) if rank not in asked)
-        keys += [key for key in others if self._store.check([key])]
+        """Read the keys of the ranks whose times are missing."""
+        newest = max(self._rows[0])
+        keys = self._existing([key for key in self._keys() if self._newest[int(key)] < newest])
         for key, value in zip(keys, self._store.multi_get(keys) if keys else (), strict=True):
-            for row in json.loads(value):
-                times = RankTimes(*row)
-                if times.step > self._used[int(key)]:
-                    self._rows[int(key)][times.step] = times
+            rank, known = int(key), self._newest[int(key)]
+            for line in value.splitlines():
+                times = RankTimes(*json.loads(line))
+                if times.step <= known:
+                    break
+                self._rows[rank][times.step] = times
+                self._newest[rank] = max(self._newest[rank], times.step)
+
+    def _existing(self, keys: list[str]) -> list[str]:
+        """Return the keys that exist, as nearly always all do; reading another one would wait for it."""
+        if not keys or self._store.check(keys):
+            return keys
+        half = len(keys) // 2
+        return [*self._existing(keys[:half]), *self._existing(keys[half:])] if half else []
 
     def _judge(self) -> None:
         """Hand over the intervals of which the times of all expected ranks are there, or which are old."""
@@ -155,6 +171,6 @@ class RankExchange:
             ranks = {}
             for rank, rows in self._rows.items():
                 for old in sorted(other for other in rows if other <= step):
-                    self._used[rank], ranks[rank] = old, rows.pop(old)
+                    ranks[rank] = rows.pop(old)
             self._expected = set(ranks)
             self._on_interval(ranks)
