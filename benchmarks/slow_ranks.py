@@ -11,19 +11,23 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from measure import ROUNDS, verdict
-from torch.nn.parallel import DistributedDataParallel
 
 import instrument
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the training is a part of the tests
+
+from tests.support import ddp_training
+
 RANKS = 8
 INTERVALS = 40  # of 100 steps, in a round of the costs
-WORK_NS = 30_000_000  # of CPU, which a slow rank has to do in a step more than the others
+WORK_MS = 30.0  # of CPU, which a slow rank has to do in a step more than the others
 INTERVAL = 1  # step; so short that a minute has hundreds
 HELD = 5  # intervals for which a rank is slow
 TRIALS = 100
@@ -72,43 +76,15 @@ def cost(rank: int) -> None:
         verdict("comparing the ranks, a step", compared - (first + again) / 2, 1000, "ns")
 
 
-class Work(torch.autograd.Function):
-    """Computes in backward for as long as it is told."""
-
-    ns = 0
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        """Return the input."""
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """Compute, then return the gradient."""
-        end = time.thread_time_ns() + Work.ns
-        while time.thread_time_ns() < end:
-            pass
-        return grad
-
-
 def train(intervals: int, is_slow: Callable[[int], bool]) -> list[instrument.SlowRank]:
-    """Train a small model under DDP; return the slow ranks that were told."""
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x = torch.randn(32, 64)
+    """Train under DDP; return the slow ranks that were told."""
     told: list[instrument.SlowRank] = []
+
+    def more_ms(step: int, phase: str) -> float:
+        return WORK_MS if phase == "backward" and is_slow(step // INTERVAL) else 0.0
+
     every = instrument.every(INTERVAL, instrument.slow_ranks(told.append))
-    with instrument.black_box(on_steps=every) as box:
-        for step in range(intervals * INTERVAL):
-            Work.ns = WORK_NS if is_slow(step // INTERVAL) else 0
-            with instrument.annotate("forward"):
-                loss = Work.apply(model(x)).sum()
-            with instrument.annotate("backward"):
-                loss.backward()
-            with instrument.annotate("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
-            box.step()
+    ddp_training.train(intervals * INTERVAL, every, more_ms)
     return told
 
 

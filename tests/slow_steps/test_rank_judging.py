@@ -105,4 +105,4 @@ def test_missing_ranks_and_signals() -> None:
     assert "rank 1 takes 5.00 ms a step in data, the others 1.00 ms: 4.00 ms more, compared with" in str(
         told[0][1]
     )
-    assert told[0][1].as_dict()["others_ns"] == MS
+    assert told[0][1].others_ns == MS

@@ -3,63 +3,50 @@
 from __future__ import annotations
 
 import json
+import re
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import instrument
-from instrument.record.slow_steps.step_numbers import StepNumbers
+from instrument.record.slow_steps import rank_exchange
+from instrument.record.slow_steps.judging import PHASES
+from instrument.record.slow_steps.own_work import OwnWork
+from instrument.record.slow_steps.rank_exchange import RankExchange
+from instrument.record.slow_steps.rank_judging import RankTimes, SlowRank
+from instrument.record.slow_steps.slow_ranks import SlowRanks
+from instrument.record.slow_steps.step_clock import StepClock
+from instrument.record.slow_steps.step_numbers import PREFIX, StepNumbers, chosen_functions
+from instrument.record.slow_steps.step_reports import StepReports
 
 from ..support import programs, warm
+from ..support.finishing import eventually
 
 JOB = """
-import json, sys, time
+import dataclasses, json, sys
 import torch, torch.distributed as dist
 import instrument
-from torch.nn.parallel import DistributedDataParallel
 
-mode, out = sys.argv[1:]
+root, mode, out = sys.argv[1:]
+sys.path.insert(0, root)
+from tests.support import ddp_training
+
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
 rank, size = dist.get_rank(), dist.get_world_size()
 INTERVAL = 3
-work_ms = 0
-
-class Work(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        end = time.thread_time() + work_ms / 1e3
-        while time.thread_time() < end:
-            pass
-        return grad
-
 told, numbers = [], []
-function = instrument.slow_ranks(lambda slow: told.append(slow.as_dict()))
+function = instrument.slow_ranks(lambda slow: told.append(dataclasses.asdict(slow)))
 
 def train(intervals, slow, phase):
-    global work_ms
-    model = DistributedDataParallel(torch.nn.Linear(64, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    x = torch.randn(32, 64)
     functions = [instrument.every(INTERVAL, each) for each in (function, numbers.append)]
-    with instrument.black_box(on_steps=functions) as box:
-        for step in range(intervals * INTERVAL):
-            is_slow = rank == slow and step >= 12 * INTERVAL
-            work_ms = 30 if is_slow and phase == "backward" else 0
-            with instrument.annotate("data"):
-                time.sleep(0.04 if is_slow and phase == "data" else 0)
-            with instrument.annotate("forward"):
-                loss = Work.apply(model(x)).sum()
-            with instrument.annotate("backward"):
-                loss.backward()
-            with instrument.annotate("optimizer"):
-                optimizer.step()
-            box.step()
+    def more_ms(step, which):
+        return 40 if rank == slow and step >= 12 * INTERVAL and which == phase else 0
+    ddp_training.train(intervals * INTERVAL, functions, more_ms)
 
 if mode == "restart":
     train(3, None, None)
@@ -83,7 +70,12 @@ def run_job(folder: Path, mode: str, ranks: int) -> tuple[dict[str, Any], str]:
     script = folder / "job.py"
     script.write_text(JOB)
     environment = programs.environment({"OMP_NUM_THREADS": "1", "INSTRUMENT_SUMMARY": "0"})
-    done = warm.run(programs.python(script, [mode, str(folder / "out")]), environment, check=True, ranks=ranks)
+    done = warm.run(
+        programs.python(script, [str(programs.ROOT), mode, str(folder / "out")]),
+        environment,
+        check=True,
+        ranks=ranks,
+    )
     return json.loads((folder / "out").read_text()), done.stderr
 
 
@@ -104,6 +96,127 @@ def test_the_slow_rank_is_named(tmp_path: Path, mode: str, ranks: int, phase: st
     assert 1 == stderr.count("slow rank: rank 1")
 
 
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return the store of a job whose ranks are in this process."""
+    store = dist.HashStore()
+    monkeypatch.setattr(rank_exchange, "job_store", lambda prefix: dist.PrefixStore(prefix, store))
+    monkeypatch.setattr(rank_exchange, "_LOOK_S", 0.005)
+    begin_group()
+    yield store
+    dist.destroy_process_group()
+
+
+def begin_group() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def key_of_rank_1(store: Any) -> bytes:
+    keys = dist.PrefixStore(rank_exchange._PREFIX, store)
+    value: bytes = keys.get("1") if keys.check(["1"]) else b""
+    return value
+
+
+def new_clock() -> StepClock:
+    return StepClock(32, PHASES, 0, lambda *_: None)
+
+
+@pytest.fixture
+def compared(store: Any) -> Iterator[SlowRanks]:
+    """Return a function that compares the ranks, and ends that."""
+    function = instrument.slow_ranks(patience=1)
+    function.use_clock(new_clock())
+    yield function
+    function.close()
+
+
+def call(function: SlowRanks, step: int, rank: int = 0) -> None:
+    times = {f"{PREFIX}step": step, f"{PREFIX}step_time_mean_s": 0.01, f"{PREFIX}phase_data_s": 0.002}
+    function(StepNumbers(times, first_step=step, rank=rank, world_size=2))
+
+
+def comparisons() -> list[threading.Thread]:
+    """Return the threads of the comparisons that run."""
+    return [each for each in threading.enumerate() if each.name == "instrument slow ranks"]
+
+
+def test_a_call_without_new_steps(compared: SlowRanks) -> None:
+    """The comparison goes on, as when a window ends with an epoch."""
+    call(compared, 9)
+    begun = comparisons()
+    assert 1 == len(begun)
+    for step in (19, 19, 29):
+        call(compared, step)
+        assert comparisons() == begun
+
+
+def test_what_begins_a_new_comparison(compared: SlowRanks) -> None:
+    """Steps that go back, and another process group, though it has as many ranks."""
+    call(compared, 9)
+    for step in (5, 6, 7, 8):
+        begun = comparisons()
+        if step > 5:
+            dist.destroy_process_group()
+            begin_group()
+        call(compared, step)
+        eventually(lambda begun=begun: len(comparisons()) == 1 and comparisons() != begun)
+
+
+def test_which_times_are_work(store: Any, compared: SlowRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In phases without collectives those of the clock and of the GPU, in all others those of the CPU."""
+    phases = {"data": 1.0, "backward": 2.0}
+    monkeypatch.setattr(OwnWork, "result", lambda self: {"cpu": phases, "gpu": phases})
+    call(compared, 9, rank=1)
+    call(compared, 19, rank=1)
+    eventually(lambda: b"[19," in key_of_rank_1(store))
+    step, _, work = json.loads(key_of_rank_1(store))
+    assert (19, {"wall": {"data": 2e6}, "cpu": {"backward": 2.0}, "gpu": {"data": 1.0}}) == (step, work)
+
+
+def test_a_rank_that_is_found_at_the_end(store: Any) -> None:
+    """It is told when the loop ends, not in the next training."""
+    told: list[SlowRank] = []
+    function = instrument.slow_ranks(told.append, patience=1)
+    function.use_clock(new_clock())
+    other = RankExchange(1, 2, lambda _: None)
+    call(function, 0)
+    eventually(lambda: getattr(function._exchange, "_store", None) is not None)
+    for step in range(1, 8):
+        numbers = function.numbers
+        other.publish(RankTimes(step, 1e7, {"wall": {"data": 9e6 if step == 7 else 2e6}}))
+        eventually(lambda step=step: f"[{step},".encode() in key_of_rank_1(store))
+        call(function, step)
+        if step < 7:
+            eventually(lambda numbers=numbers: function.numbers is not numbers)
+    function.close()
+    other.end()
+    assert [(1, "data", 7)] == [(slow.rank, slow.phase, slow.step) for slow in told]
+    assert {} == function.numbers
+
+
+def test_two_for_one_loop() -> None:
+    """The second is refused: each would take the other's clock for the usual one."""
+    reports = StepReports(chosen_functions([instrument.slow_ranks(), instrument.slow_ranks()]), new_clock(), ())
+    with pytest.raises(ValueError, match=re.escape('"on_steps" must have one slow_ranks() at most')):
+        reports.begin(0)
+    function = instrument.slow_ranks()
+    for _ in range(2):  # one training after another
+        clock = new_clock()
+        function.use_clock(clock)
+        function.use_clock(clock)  # goes on
+        with pytest.raises(ValueError, match='"on_steps" must'):
+            instrument.slow_ranks().use_clock(clock)
+
+
+def test_a_phase_that_no_loop_has() -> None:
+    """It would compare nothing; phases of one's own are known to the loop."""
+    function = instrument.slow_ranks(local_phases=["dta", "other"])
+    with pytest.raises(ValueError, match=r'"local_phases" must be phases of the loop, .*, checkpoint: ..dta'):
+        function.use_clock(new_clock())
+    with instrument.black_box(on_steps=function, phases=["dta"]):
+        pass
+
+
 def test_a_job_of_one_rank_compares_nothing() -> None:
     """Nothing is started, and nothing is added to the numbers."""
     function = instrument.slow_ranks()
@@ -113,7 +226,7 @@ def test_a_job_of_one_rank_compares_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"on_slow": 1}, {"alone": "data"}, {"alone": [1]}, {"patience": 0}, {"patience": "3"}]
+    "wrong", [{"on_slow": 1}, {"local_phases": "data"}, {"local_phases": [1]}, {"patience": 0}, {"patience": "3"}]
 )
 def test_wrong_arguments(wrong: dict[str, Any]) -> None:
     """They fail at the call, with their name."""

@@ -24,9 +24,15 @@ class OwnWork:
 
     Args:
         clock: the clock of the loop.
+
+    Raises:
+        ValueError: another one samples on this clock; each would take the other's time for the usual one.
     """
 
     def __init__(self, clock: StepClock) -> None:
+        if clock.sampler is not None:
+            raise ValueError('"on_steps" must have one slow_ranks() at most')
+        clock.sampler = self
         self._clock = clock
         self._columns = (OTHER, *clock.phases)
         self._usual = clock.now
@@ -36,6 +42,10 @@ class OwnWork:
         self._events: list[tuple[int, Any]] = []  # at each boundary, with the column before it
         self._cuda: Any = None  # `torch.cuda` if it is in use
         self._is_whole = False  # so far; a profiler that records takes CPU time as well
+
+    def is_on(self, clock: StepClock) -> bool:
+        """Return whether it samples on this clock."""
+        return self._clock is clock
 
     def sample(self, interval: int) -> None:
         """Sample some of the next ``interval`` steps; called at the end of a step."""

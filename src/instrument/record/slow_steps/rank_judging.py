@@ -5,9 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...base.units import duration
 
@@ -75,10 +75,6 @@ class SlowRank:
             f"rank {self.rank} {SIGNALS[self.signal]} {duration(self.work_ns)} a step in {self.phase}, the others "
             f"{duration(self.others_ns)}: {duration(self.excess_ns)} more, compared with {self.against}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the attributes as a dict of JSON values."""
-        return asdict(self)
 
 
 class RankJudge:

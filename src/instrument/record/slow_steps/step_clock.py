@@ -60,6 +60,7 @@ class StepClock:
         first_step: as given.
         limit_ns: a longer step may be slow.
         now: returns the time in ns at each boundary of a phase and of a step; `OwnWork` replaces it for a while.
+        sampler: the `OwnWork` that does so; a clock has one at most.
         held_ns: the length of the last step that ended while the clock was held; 0 if there was none.
         left_out_ns: how long the clock was paused so far, but not held.
     """
@@ -74,6 +75,7 @@ class StepClock:
         review: Callable[[int, int], SlowStep | None],
     ) -> None:
         self.now: Callable[[], int] = perf_counter_ns
+        self.sampler: object = None
         self.phases = tuple(phases)
         self.first_step = first_step
         self._review = review
