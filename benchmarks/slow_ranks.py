@@ -1,16 +1,18 @@
 """What comparing the ranks costs a step, and which slow ranks it names: eight ranks under DDP.
 
-python benchmarks/slow_ranks.py [cost|named|quiet]
+python benchmarks/slow_ranks.py [cost|named|quiet|store]
 """
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ import torch.multiprocessing
 from measure import ROUNDS, verdict
 
 import instrument
+from instrument.record.slow_steps import rank_exchange
+from instrument.record.slow_steps.rank_exchange import RankExchange
+from instrument.record.slow_steps.rank_judging import RankJudge, RankTimes
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the training is a part of the tests
 
@@ -33,6 +38,7 @@ HELD = 5  # intervals for which a rank is slow
 TRIALS = 100
 QUIET = 1000  # intervals
 WARM_UP = 20  # intervals
+STORE_INTERVALS = 12
 
 Phases = ("data", "forward", "backward", "optimizer")
 
@@ -114,7 +120,45 @@ def quiet(rank: int) -> None:
         verdict(f"named in {QUIET:,} quiet intervals", len(told), 0, "")
 
 
-PARTS = {"cost": (cost, 2), "named": (named, RANKS), "quiet": (quiet, RANKS)}
+def store(_: int) -> None:
+    """Time the thread of rank 0 for an interval, with the keys of many ranks on a server of this process."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    rank_exchange.job_store = lambda prefix: dist.PrefixStore(prefix, server.clone())
+    keys = rank_exchange.job_store(rank_exchange._PREFIX)
+    for ranks in 64, 1024:
+        for late in 0, 1:
+            ms = statistics.median(thread_ms(keys, ranks, late))
+            print(f"  an interval of {ranks:,} ranks, {late} of them half a second late: {ms:.2f} ms of CPU")
+
+
+def thread_ms(keys: dist.Store, ranks: int, late: int) -> list[float]:
+    """Return the CPU time of the thread between two intervals, of which it judges each."""
+    times: list[float] = []
+    judge = RankJudge(3)
+
+    def on_interval(rows: dict[int, RankTimes]) -> None:
+        judge.judge(rows)
+        times.append(time.thread_time() * 1e3)
+
+    exchange = RankExchange(0, ranks, on_interval)
+    names = [str(rank) for rank in range(1, ranks)]
+    sent: list[str] = []
+    for step in range(STORE_INTERVALS):
+        row = RankTimes(
+            step, 1e8, {"wall": {"data": 1e6 / 3}, "cpu": dict.fromkeys(("other", *Phases[1:]), 1e8 / 3)}
+        )
+        sent = [json.dumps(row), *sent][:8]
+        in_time, later = names[late:], names[:late]
+        keys.multi_set(in_time, ["\n".join(sent)] * len(in_time))
+        exchange.publish(row)
+        time.sleep(0.5)
+        keys.multi_set(later, ["\n".join(sent)] * late)
+        time.sleep(0.5)
+    exchange.end()
+    return [end - begin for begin, end in pairwise(times)]
+
+
+PARTS = {"cost": (cost, 2), "named": (named, RANKS), "quiet": (quiet, RANKS), "store": (store, 1)}
 
 
 def work(rank: int, part: str, ranks: int) -> None:
