@@ -140,14 +140,15 @@ def comparisons() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "instrument slow ranks"]
 
 
-def test_a_call_without_new_steps(compared: SlowRanks) -> None:
-    """The comparison goes on, as when a window ends with an epoch."""
-    call(compared, 9)
+def test_a_call_without_new_steps(store: Any, compared: SlowRanks) -> None:
+    """The comparison goes on, as when a window ends with an epoch, and the interval counts once."""
+    call(compared, 9, rank=1)
     begun = comparisons()
-    assert 1 == len(begun)
     for step in (19, 19, 29):
-        call(compared, step)
+        call(compared, step, rank=1)
         assert comparisons() == begun
+    eventually(lambda: b"[29," in key_of_rank_1(store))
+    assert [29, 19] == [json.loads(line)[0] for line in key_of_rank_1(store).splitlines()]
 
 
 def test_what_begins_a_new_comparison(compared: SlowRanks) -> None:
