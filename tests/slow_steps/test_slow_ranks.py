@@ -20,8 +20,7 @@ from instrument.record.slow_steps.rank_exchange import RankExchange
 from instrument.record.slow_steps.rank_judging import RankTimes, SlowRank
 from instrument.record.slow_steps.slow_ranks import SlowRanks
 from instrument.record.slow_steps.step_clock import StepClock
-from instrument.record.slow_steps.step_numbers import PREFIX, StepNumbers, chosen_functions
-from instrument.record.slow_steps.step_reports import StepReports
+from instrument.record.slow_steps.step_numbers import PREFIX, StepNumbers
 
 from ..support import programs, warm
 from ..support.finishing import eventually
@@ -197,9 +196,9 @@ def test_a_rank_that_is_found_at_the_end(store: Any) -> None:
 
 def test_two_for_one_loop() -> None:
     """The second is refused: each would take the other's clock for the usual one."""
-    reports = StepReports(chosen_functions([instrument.slow_ranks(), instrument.slow_ranks()]), new_clock(), ())
-    with pytest.raises(ValueError, match=re.escape('"on_steps" must have one slow_ranks() at most')):
-        reports.begin(0)
+    for make in (instrument.black_box, instrument.profile):
+        with pytest.raises(ValueError, match=re.escape('"on_steps" must have one slow_ranks() at most')):
+            make(on_steps=[instrument.slow_ranks(), instrument.slow_ranks()])
     function = instrument.slow_ranks()
     for _ in range(2):  # one training after another
         clock = new_clock()

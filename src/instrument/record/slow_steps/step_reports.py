@@ -63,6 +63,9 @@ class StepReports:
         run: the folder of the profile.
         on_called: called after the functions, whose time is to be part of no step.
 
+    Raises:
+        ValueError: from ``use_clock`` of a function that has this method.
+
     Attributes:
         due_step: the number of steps done at which the next function is called.
     """
@@ -88,6 +91,9 @@ class StepReports:
         self._not_summed = clock.first_step
         self.due_step = NEVER
         self._intervals: list[Interval] = []
+        for each in functions:
+            if hasattr(each.function, "use_clock"):
+                each.function.use_clock(clock)
 
     def begin(self, step: int, not_summed: int | None = None) -> None:
         """Begin all intervals with ``step``; ``not_summed`` is the step that is left out from now on."""
@@ -95,9 +101,6 @@ class StepReports:
             self._not_summed = not_summed
         with guard.contained(FEATURE):
             self._intervals = [self._interval(each, step) for each in self._functions]
-            for each in self._functions:
-                if hasattr(each.function, "use_clock"):
-                    each.function.use_clock(self._clock)
         self._set_due_step(step)
 
     def _interval(self, function: Every, step: int) -> Interval:
