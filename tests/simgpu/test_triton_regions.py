@@ -112,6 +112,21 @@ def test_a_program_that_only_asks_for_the_open_regions_is_not_patched(tensor: to
         dispatch.active.remove(path)
 
 
+@triton.jit
+def copy_kernel(function, target, kernel, original, SIZE: tl.constexpr):
+    places = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(target + places, tl.load(function + places, places < kernel), places < original)
+
+
+def test_a_kernel_may_name_its_parameters_as_it_likes(tensor: torch.Tensor, tmp_path: Path) -> None:
+    """Also as the parameters of the functions that open the region are named."""
+
+    def body() -> None:
+        copy_kernel[(4,)](function=tensor, target=torch.empty_like(tensor), kernel=4096, original=4096, SIZE=1024)
+
+    assert len(named(events(body, tmp_path), "copy_kernel")) == 1
+
+
 def test_a_launch_that_fails_ends_its_region(tensor: torch.Tensor, tmp_path: Path) -> None:
     """The program gets Triton's error with the traceback that it has without a recording."""
 

@@ -169,6 +169,17 @@ def test_synchronizations_without_a_warning(gpu: Gpu) -> None:
     assert {None} == {found.blocked_ns for found in syncs.findings}
 
 
+def test_modules_name_their_arguments_as_they_like(gpu: Gpu) -> None:
+    """Also as the parameters of the functions that stand around the calls of modules are named."""
+
+    class Adapter(torch.nn.Module):
+        def forward(self, *, module: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+            return module + original
+
+    with detect_syncs(), instrument.annotate_step():
+        assert Adapter()(module=torch.ones(()), original=torch.ones(())).item() == 2
+
+
 def test_operators_of_torch_ops(gpu: Gpu) -> None:
     """A synchronization in an operator called through torch.ops gives no warning: it is counted, not timed."""
     scope: dict[str, Any] = {"operator": gpu.x.item}

@@ -76,7 +76,7 @@ class AccelerateAdapter(Adapter):
     def _only_for_this_accelerator(self, around: CallWrapper) -> CallWrapper:
         """Return ``around`` for this accelerator; others of its class call the original."""
 
-        def call(original: Callable[..., Any], this: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(original: Callable[..., Any], this: Any, /, *args: Any, **kwargs: Any) -> Any:
             if this is not self._accelerator():
                 return original(this, *args, **kwargs)
             return around(functools.partial(original, this), *args, **kwargs)
@@ -96,12 +96,12 @@ class AccelerateAdapter(Adapter):
                     self._optimizer = weakref.ref(item)
                 self.loop.start(first_step=self._first_step)
 
-    def _prepare(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _prepare(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         prepared = original(*args, **kwargs)
         self._follow_prepared(prepared if isinstance(prepared, (tuple, list)) else (prepared,))
         return prepared
 
-    def _step(self, original: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Callable[..., Any], optimizer: Any, /, *args: Any, **kwargs: Any) -> Any:
         result = original(optimizer, *args, **kwargs)
         accelerator = self._accelerator()
         if self._optimizer() is optimizer and accelerator.sync_gradients:
@@ -131,7 +131,7 @@ class AccelerateAdapter(Adapter):
         if due:
             self.loop.step()
 
-    def _end_training(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _end_training(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         self.detach()  # before the process group is destroyed
         return original(*args, **kwargs)
 

@@ -180,7 +180,7 @@ class Adapter:
     def in_region(self, name: str) -> CallWrapper:
         """Return a call wrapper, for `wrap`, that opens the region ``name`` around each call."""
 
-        def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def around(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             with self.loop.region(name):
                 return original(*args, **kwargs)
 
@@ -208,7 +208,7 @@ def as_replacement(original: Callable[..., Any], call: Callable[..., Any]) -> Ca
 
     @transparent
     @functools.wraps(function)
-    def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(this: Any, /, *args: Any, **kwargs: Any) -> Any:
         return call(*args, **kwargs) if this is owner else function(this, *args, **kwargs)
 
     return MethodType(method, owner)

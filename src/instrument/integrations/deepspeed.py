@@ -75,7 +75,7 @@ class DeepSpeedAdapter(Adapter):
             if not (self._in_pipeline or self.loop.is_open(part)):
                 self.loop.enter(part)
 
-    def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Return what ``call`` returns; close the step if it raises."""
         try:
             return call(*args, **kwargs)
@@ -83,21 +83,21 @@ class DeepSpeedAdapter(Adapter):
             self.loop.leave("step")
             raise
 
-    def _forward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, original: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not (torch.is_grad_enabled() and engine.module.training and self.claim(engine)):
             return original(engine, *args, **kwargs)
         with guard.contained(FEATURE):
             self._begin(engine)
         return self._call(original, engine, *args, **kwargs)
 
-    def _backward(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backward(self, original: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.claim(engine):
             return original(engine, *args, **kwargs)
         result = self._call(original, engine, *args, **kwargs)
         self.loop.leave("micro-step")
         return result
 
-    def _step(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any) -> Any:
         if not self.claim(engine):
             return original(engine, *args, **kwargs)
         self.loop.leave("micro-step")  # its backward did not go through the engine
@@ -108,7 +108,7 @@ class DeepSpeedAdapter(Adapter):
             self.loop.step()
         return result
 
-    def _train_batch(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def _train_batch(self, original: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Follow a pipeline, which makes a step in one call and does not call ``step``."""
         if not self.claim(engine):
             return original(engine, *args, **kwargs)
@@ -124,7 +124,7 @@ class DeepSpeedAdapter(Adapter):
         self.loop.step()
         return result
 
-    def _destroy(self, original: Callable[..., Any], engine: Any, *args: Any, **kwargs: Any) -> Any:
+    def _destroy(self, original: Callable[..., Any], engine: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.driver() is engine:
             self.loop.leave("step")
             self.release(engine)
@@ -219,7 +219,7 @@ class DeepSpeedRanges:
             region = regions.make(str(msg), None, None, None, None) if dispatch.recording else None
         self._ranges.push(region)
 
-    def _pop(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _pop(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if not self._ranges:  # pushed before the adapter was attached
             return original(*args, **kwargs)
         return self._ranges.close(len(self._ranges) - 1)

@@ -120,7 +120,7 @@ class Generation(PatchService[GenerationAnnotation]):
         calls = self._calls()
         return calls[-1] if calls and calls[-1].model is model else None
 
-    def _generate(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _generate(self, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         if all(request.model() is not model for request in self.requests):
             return original(model, *args, **kwargs)
         calls, call = self._calls(), GenerateCall(model)
@@ -134,7 +134,7 @@ class Generation(PatchService[GenerationAnnotation]):
         finally:
             calls.remove(call)
 
-    def _prefill(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _prefill(self, original: Callable[..., Any], model: Any, /, *args: Any, **kwargs: Any) -> Any:
         call = self._call(model)
         if call is None:
             return original(model, *args, **kwargs)

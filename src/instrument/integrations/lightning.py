@@ -342,7 +342,7 @@ def install() -> None:
 
 def _with_callback(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
-    def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+    def init(trainer: Any, /, *args: Any, **kwargs: Any) -> None:
         original(trainer, *args, **kwargs)
         with guard.contained(FEATURE):
             if not any(isinstance(callback, InstrumentCallback) for callback in trainer.callbacks):

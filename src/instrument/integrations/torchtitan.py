@@ -74,7 +74,7 @@ class TorchtitanAdapter(Adapter):
             return
         self._classes.append(trainer)
 
-        def init(original: Callable[..., None], this: Any, *args: Any, **kwargs: Any) -> None:
+        def init(original: Callable[..., None], this: Any, /, *args: Any, **kwargs: Any) -> None:
             original(this, *args, **kwargs)
             with guard.contained(FEATURE):
                 self._hooks.add(TrainerHooks(self, this))
@@ -142,7 +142,7 @@ class TrainerHooks:
     def _wrap(self, owner: Any, name: str, around: CallWrapper) -> None:
         self._adapter.wrap(owner, name, around, self.changes)
 
-    def _step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _step(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if not self._adapter.claim(self):
             return original(*args, **kwargs)
         self._begin()
@@ -193,7 +193,7 @@ class TrainerHooks:
         if hasattr(validator, "validate"):
             self._wrap(validator, "validate", in_region("evaluation"))
 
-    def _save(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _save(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Open the region "checkpoint" if this call saves; it is called after every step."""
         checkpointer = self._trainer.checkpointer
         saves = getattr(checkpointer, "enable", True)
@@ -203,7 +203,7 @@ class TrainerHooks:
             return original(*args, **kwargs)
         return self._adapter.in_region("checkpoint")(original, *args, **kwargs)
 
-    def _batches(self, original: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _batches(self, original: Callable[..., Iterable[Any]], /, *args: Any, **kwargs: Any) -> Iterator[Any]:
         batches = iter(original(*args, **kwargs))
         while True:
             self._loop.enter("data")
@@ -215,7 +215,7 @@ class TrainerHooks:
                 self._loop.leave("data")
             yield batch
 
-    def _train(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _train(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         finally:

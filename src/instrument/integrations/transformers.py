@@ -72,7 +72,7 @@ class TrainerAdapter(Adapter):
         if hasattr(trainer.model, "generate"):
             self.apply(Removal(annotate_generation(trainer.model).remove))
 
-    def _watch(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _watch(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)
         except BaseException:

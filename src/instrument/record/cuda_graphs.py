@@ -143,7 +143,7 @@ class CudaGraphs:
 
     def _make_capture_begin(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        def capture_begin(graph: Any, /, *args: Any, **kwargs: Any) -> Any:
             capture = self._add_capture(graph)
             try:
                 result = original(graph, *args, **kwargs)
@@ -158,7 +158,7 @@ class CudaGraphs:
 
     def _make_capture_end(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        def capture_end(graph: Any, /, *args: Any, **kwargs: Any) -> Any:
             try:
                 return original(graph, *args, **kwargs)
             except BaseException as error:

@@ -224,7 +224,7 @@ def with_region(
     def when() -> bool:
         return not dispatch.tracing() and adapter.attached and dispatch.recording
 
-    def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         region = None
         with guard.contained(FEATURE):
             region = region_of(*args, **kwargs)
@@ -256,7 +256,7 @@ def training(adapter: MegatronAdapter, module: ModuleType) -> None:
     """Hook ``megatron.training.training``: iterations are steps, and ``--profile`` is followed."""
     arguments = CallArguments(module.train_step)
 
-    def train_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def train_step(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         number = None
         with guard.contained("reading the iteration"):
             given = arguments.get("iteration", args, kwargs)  # older releases have it only among their arguments
@@ -265,7 +265,7 @@ def training(adapter: MegatronAdapter, module: ModuleType) -> None:
         with adapter.iteration(number, models if isinstance(models, (list, tuple)) else [models]):
             return original(*args, **kwargs)
 
-    def train(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def train(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         adapter.training = True
         try:
             with _in_place_of_profile(adapter, module):

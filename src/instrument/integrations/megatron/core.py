@@ -95,7 +95,7 @@ def schedules(adapter: MegatronAdapter, module: ModuleType) -> None:
     def forward_step(original: Callable[..., Any]) -> Callable[..., Any]:
         arguments = CallArguments(original)
 
-        def call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def call(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             with guard.contained("following a micro-batch"):
                 begin(arguments.get("model", args, kwargs), arguments.get("forward_step_func", args, kwargs))
             if not dispatch.recording:
@@ -139,7 +139,7 @@ def optimizers(adapter: MegatronAdapter, module: ModuleType) -> None:
     base = getattr(module, "MegatronOptimizer", None)
     shown = region.make("optimizer", None, None, None, None)
 
-    def step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def step(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if adapter.updating:  # chained inside another optimizer
             return original(*args, **kwargs)
         adapter.updating = True

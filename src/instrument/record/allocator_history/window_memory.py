@@ -99,7 +99,7 @@ class WindowMemory:
     def _watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for ``original``, by which the program turns its own history on or off."""
 
-        def around(switch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def around(switch: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if self._on:
                 self._set_aside(_DURING)
                 self._turn_off()  # torch forgets its events, so that those of the program begin here

@@ -246,7 +246,7 @@ class Installer(PatchService[AnnotatedModel]):
         apply(watched, self._patches)
 
     def _call_compiled(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(compiled: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(compiled: Any, /, *args: Any, **kwargs: Any) -> Any:
             layer = None
             with guard.contained("annotating a compiled module"):
                 layer = self.layer_around(compiled._orig_mod)

@@ -299,7 +299,7 @@ def _copies(switch: Switch) -> Iterator[Patch]:
 Destination = tuple[torch.Tensor, torch.device | None]  # the tensor and its destination
 
 
-def _region_of_copy(destination_of: Callable[..., Destination], *args: Any, **kwargs: Any) -> Region | None:
+def _region_of_copy(destination_of: Callable[..., Destination], /, *args: Any, **kwargs: Any) -> Region | None:
     """Return the region of a copy from the CPU to another device; None for any other call."""
     try:
         with _without_torch_function():
@@ -320,7 +320,7 @@ def _copy_region(device: str, size: int) -> Region:
     return Region(name, region.by_name(name), region.DOMAIN, payload=size)
 
 
-def _to(source: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
+def _to(source: torch.Tensor, /, *args: Any, **kwargs: Any) -> Destination:
     target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
     if isinstance(target, torch.Tensor):
         return source, target.device
@@ -340,7 +340,7 @@ def _device(*given: Any) -> torch.device | None:
     return None
 
 
-def _copy(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Destination:
+def _copy(tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Destination:
     source = next(iter((*args, *kwargs.values())), tensor)
     return source, tensor.device
 

@@ -69,7 +69,7 @@ class LaunchRegions:
 
     def _around_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def run(function: Any, *args: Any, **kwargs: Any) -> Any:
+        def run(function: Any, /, *args: Any, **kwargs: Any) -> Any:
             if kwargs.get("warmup") or not (shown := self._shown):
                 return original(function, *args, **kwargs)
             token = self._enter(shown, make(str(function.__name__), None, None, CATEGORY, None))

@@ -265,7 +265,7 @@ class OptimizerSteps:
 
     def _make_scaler_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        def step(scaler: Any, /, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             before = self._state.count
             try:
                 result = original(scaler, optimizer, *args, **kwargs)

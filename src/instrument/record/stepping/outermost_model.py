@@ -143,7 +143,7 @@ class OutermostModel:
         """Return a function that torch calls in place of ``_call_impl``, or of ``another`` such function."""
         outermost = self
 
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        def call(module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             impl: Callable[..., Any] = module._call_impl
             own = impl if another is None else functools.partial(another, module)
             if dispatch.tracing():

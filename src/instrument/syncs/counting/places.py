@@ -342,7 +342,7 @@ def patches(
 
     def make_call(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def instrumented_module_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def instrumented_module_call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             thread = thread_places()
             if thread is None:
                 return original(module, *args, **kwargs)

@@ -53,7 +53,7 @@ def ranks_in_environment(state: RunState) -> Iterator[None]:
 def collectives(state: RunState) -> Iterator[Replacement]:
     """Run the collectives of NCCL without GPUs."""
 
-    def on_gloo(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_gloo(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         # Without a backend, a new group has that of the first one, which has nccl for GPUs
         default = "nccl" if original.__name__ == "init_process_group" else None
         given = inspect.signature(original).bind(*args, **kwargs)
@@ -63,7 +63,7 @@ def collectives(state: RunState) -> Iterator[Replacement]:
             given.arguments["backend"] = "gloo"
         return original(*given.args, **given.kwargs)
 
-    def on_none(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def on_none(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(*args, **kwargs)
         given.arguments["backend"] = distributed.FAKE
         if original.__name__ == "init_process_group":
@@ -72,7 +72,7 @@ def collectives(state: RunState) -> Iterator[Replacement]:
             given.arguments.pop("device_id", None)
         return original(*given.args, **given.kwargs)
 
-    def wait(original: Any, work: Any, *args: Any, **kwargs: Any) -> Any:
+    def wait(original: Any, work: Any, /, *args: Any, **kwargs: Any) -> Any:
         if id(work) in state.works:
             state.note_stream("wait", None, id(work))
         return original(work, *args, **kwargs)
@@ -105,7 +105,7 @@ def collectives(state: RunState) -> Iterator[Replacement]:
 def _dtensors(state: RunState) -> Iterator[Replacement]:
     """Leave out what a DTensor does beside its operators: shapes, and random states that it reads in C++ code."""
 
-    def without_counts(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def without_counts(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         with state.uncounted():
             return original(*args, **kwargs)
 

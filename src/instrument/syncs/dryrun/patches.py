@@ -160,14 +160,14 @@ def _traced(state: RunState) -> Iterator[Replacement]:
         state.thread.foreign_depth -= not is_ours(mode)
         return original(mode, *error)
 
-    def from_tensor(original: Any, mode: Any, *args: Any, **kwargs: Any) -> Any:
+    def from_tensor(original: Any, mode: Any, /, *args: Any, **kwargs: Any) -> Any:
         state.thread.foreign_depth += 1
         try:
             return original(mode, *args, **kwargs)
         finally:
             state.thread.foreign_depth -= 1
 
-    def call(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(original: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         state.record_not_covered("the devices in a scripted function were not checked")
         return original(function, *args, **kwargs)
 
@@ -216,7 +216,7 @@ def _storages(state: RunState) -> Iterator[Replacement]:
     """Yield the replacements of code that reads or saves the device of a tensor."""
     tags = state.tags
 
-    def group(original: Any, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+    def group(original: Any, /, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         groups = {}
         for (device, dtype), held in original(*args, **kwargs).items():
             groups[tags.first_device(held[0][0]) or device, dtype] = held
@@ -276,11 +276,11 @@ def _storages(state: RunState) -> Iterator[Replacement]:
             state.note_memory(storage, True)
         return out
 
-    def named(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def named(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         with state.named_call(original.__name__):
             return original(*args, **kwargs)
 
-    def create(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def create(original: Any, /, *args: Any, **kwargs: Any) -> Any:
         return state.thread.functions.run_and_tag(original, args, kwargs)
 
     def from_dlpack(original: Any, source: Any, *args: Any, **kwargs: Any) -> Any:

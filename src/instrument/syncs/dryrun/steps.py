@@ -303,7 +303,7 @@ class StepRecorder(LiveRecorder):
 
     def _make_call(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             try:
                 if (self.in_step or self._limit_reached) and any(
                     parameter.requires_grad for parameter in module.parameters()

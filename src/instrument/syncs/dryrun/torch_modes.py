@@ -172,7 +172,7 @@ def register_higher_order_operators(stack: ExitStack) -> None:
         return
     for operator in torch._ops._higher_order_ops.values():
 
-        def run(mode: DispatchMode, *args: Any, operator: Any = operator, **kwargs: Any) -> Any:
+        def run(mode: DispatchMode, /, *args: Any, operator: Any = operator, **kwargs: Any) -> Any:
             return mode._run_higher_order(operator, args, kwargs)
 
         stack.callback(operator.python_key_table.pop, DispatchMode, None)
