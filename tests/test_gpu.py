@@ -76,8 +76,9 @@ def test_region_on_the_lane_of_the_second_backend(tmp_path: Path) -> None:
     with instrument.profile(tmp_path, custom_profiler_config=config) as prof, instrument.annotate("add"):
         tensor.add_(1)
     (window,) = prof.windows
-    if window["status"] != "recorded":
+    if (window["reason"] or "").startswith("the GPU is missing: torch's second backend"):
         pytest.skip(window["reason"])
+    assert window["status"] == "recorded", window
     (trace,) = tmp_path.glob("*/*.pt.trace.json.gz")
     assert [event["name"] for event in events_of(trace) if event.get("cat") == "gpu_user_annotation"] == ["add"]
 
