@@ -9,12 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from ...base.errors import TraceError
-
-if TYPE_CHECKING:
-    from ..tables.trace import ReadLosses
+from ..tables.trace import ReadLosses
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -37,13 +35,28 @@ def text_limit(path: Path) -> int:
     return _BOMB_BYTES + 40 * path.stat().st_size
 
 
+def read_json(path: Path) -> Any:
+    """Return the JSON in an untrusted file, plain or gzip; None if it is cut off or damaged.
+
+    Raises:
+        TraceError: the file unpacks to far more than its size.
+        OSError: it cannot be opened.
+    """
+    with path.open("rb") as file:
+        return _json(b"".join(read_blocks(path, file, ReadLosses())))
+
+
 def json_object(text: bytes | str, **options: Any) -> dict[str, Any]:
     """Return a JSON object of an untrusted file, with what `json.loads` accepts; empty if it is none."""
-    try:
-        content = json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text, **options)
-    except (ValueError, RecursionError):  # also integers of thousands of digits, deep nesting
-        return {}
+    content = _json(text, **options)
     return content if isinstance(content, dict) else {}
+
+
+def _json(text: bytes | str, **options: Any) -> Any:
+    try:
+        return json.loads(text.decode("utf-8", "replace") if isinstance(text, bytes) else text, **options)
+    except (ValueError, RecursionError):  # also integers of thousands of digits, deep nesting
+        return None
 
 
 def read_head(path: Path, size: int) -> bytes:

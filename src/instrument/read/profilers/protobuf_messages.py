@@ -14,14 +14,8 @@ from ..tables.table import Array
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 """For each message, its fields: number and type, such as "int64", "bytes*" for several, or a message's name."""
 
-_TYPES = {
-    "double": 1,
-    "int64": 3,
-    "uint64": 4,
-    "fixed64": 6,
-    "bool": 8,
-    "bytes": 12,
-}  # as FieldDescriptorProto numbers them
+# as FieldDescriptorProto numbers them
+_TYPES = {"double": 1, "int64": 3, "uint64": 4, "fixed64": 6, "bool": 8, "bytes": 12}
 _MESSAGE, _OPTIONAL, _REPEATED = 11, 1, 3
 
 
@@ -71,10 +65,8 @@ PADDING = b"\0" * 16
 
 _MOST_FIELDS = 64  # of a message; what follows is not read
 _LONG = 0x80  # the high bit of a byte: more of the integer follows
-_FIXED, _OF_BYTES = (
-    {1: 8, 5: 4},
-    2,
-)  # types of fields, as the low bits of a key say: those of fixed size, and bytes
+_FIXED = {1: 8, 5: 4}  # the types of fields of a fixed size, as the low bits of a key say, and that size
+_OF_BYTES = 2  # the type of bytes and messages
 
 
 def fields(data: Array, begins: Array, ends: Array) -> Iterator[tuple[Array, int, Array, Array | int]]:
@@ -85,7 +77,7 @@ def fields(data: Array, begins: Array, ends: Array) -> Iterator[tuple[Array, int
         begins: where each message begins.
         ends: where it ends.
 
-    Returns:
+    Yields:
         The rows of the messages; the number of the field, which is below 16, as others are skipped; its value,
         which of bytes and messages is where they begin; and their size.
     """

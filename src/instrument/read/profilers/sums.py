@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ...base.errors import TimeSum, TimeSumsError, TraceError
-from ..kineto.text import read_blocks
+from ..kineto.text import read_json
 from ..tables.table import natural
-from ..tables.trace import ReadLosses
 
 _MOST_NS, _MOST_MS = 1e18, 1e12
 
@@ -28,12 +26,7 @@ def refuse_with_sums(path: Path, text: str) -> NoReturn:
         TraceError: the file is damaged, or has none, such as a tree of cycles.
         OSError: the file cannot be opened.
     """
-    with path.open("rb") as file:
-        content = b"".join(read_blocks(path, file, ReadLosses()))
-    try:
-        nodes = json.loads(content.decode("utf-8", "replace"))
-    except (ValueError, RecursionError):  # also integers of thousands of digits, deep nesting
-        nodes = []
+    nodes = read_json(path)
     calls: dict[str, int] = defaultdict(int)
     times: dict[str, int] = defaultdict(int)
     for name, count, time_ns in _sums(nodes if isinstance(nodes, list) else []):

@@ -5,7 +5,6 @@ The rows become events of torch's JSON, and its reader makes the trace.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ import msgspec
 from ...base.errors import TraceError
 from ...base.trace_marks import STEP_PREFIX
 from ..kineto.kineto import read_kineto_ranks
-from ..kineto.text import read_blocks
-from ..tables.trace import ReadLosses, Trace
+from ..kineto.text import read_json
+from ..tables.trace import Trace
 
 # category, name and stream, and how the keys of its start and its end go on; "In" and "Out" in TensorRT 7
 _PARTS = (
@@ -37,12 +36,9 @@ def read_trtexec_times(path: Path) -> Trace:
         TooLargeError: the file holds more than a trace of its size can.
         OSError: the file cannot be opened.
     """
-    with path.open("rb") as file:
-        content = b"".join(read_blocks(path, file, ReadLosses()))
-    try:
-        rows = json.loads(content.decode("utf-8", "replace"))
-    except (ValueError, RecursionError) as error:
-        raise TraceError(path, f"it is cut off or damaged: {error}") from None
+    rows = read_json(path)
+    if rows is None:
+        raise TraceError(path, "it is cut off or damaged")
     events = list(_events([row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []))
     if not events:
         raise TraceError(path, "it has no query with times")
