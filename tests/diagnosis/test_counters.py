@@ -18,6 +18,7 @@ from instrument.explain.metrics.metrics import metrics
 from instrument.read.jobs.read import read_trace
 from instrument.read.tables.intervals import covered_ns, integral
 from instrument.read.tables.trace import Trace
+from instrument.show.text.diagnosis import value_of
 
 from ..support.shared_traces import shared
 from .made_loops import GEMM, STEP, MadeLoop
@@ -234,6 +235,19 @@ def test_an_idle_gpu_may_lower_its_clock() -> None:
     assert "throttled-clock" not in named(clocked(lambda at: 1980 if at % STEP < 510 else 300, loop))
 
 
+@pytest.mark.parametrize(
+    ("burst", "period", "offset"), [(500, 300, 0), (500, 300, 50), (700, 1100, 0), (900, 130, 0)]
+)
+def test_a_clock_that_is_low_between_kernels(burst: int, period: int, offset: int) -> None:
+    """Kernels of one clock: what is sampled in the pauses between them does not count, however long it holds."""
+    loop = MadeLoop(steps=30, busy=False)
+    for start in each_step(30):
+        loop.work(GEMM, start + 5, start + 6, start + burst)
+    for at in range(offset, 30 * STEP, period):
+        loop.counter("SM Clock (MHz)", at, 1980 if 6 <= at % STEP < burst else 345)
+    assert "throttled-clock" not in named(diagnose(loop.trace()))
+
+
 def test_a_clock_that_was_sampled_rarely() -> None:
     """A rule abstains if there are too few samples."""
     loop = MadeLoop()
@@ -246,12 +260,81 @@ def test_heat_and_power_are_said() -> None:
     """The finding says that the power was at its highest, and how much warmer the GPU was."""
     loop = MadeLoop()
     for at in range(0, 3 * STEP, 10):
-        loop.counter("Power (W)", at, 696).counter("Power Limit (W)", at, 900)
-        loop.counter("Temperature (C)", at, 60 if at < STEP else 88)
+        loop.counter("Power (W)", at, 600 if at < 500 else 696).counter("Power Limit (W)", at, 900)
+        loop.counter("Temperature (C)", at, 60 if at < STEP else 88).counter("GPU Temperature Limit (C)", at, 90)
     found = named(clocked(lambda at: 1980 if at < STEP else 1320, loop))["throttled-clock"]
     assert found.title.endswith(", with the power at its highest (696 W) and 88 C after 60 C")
-    values = {each.name: each.value for each in found.evidence}
-    assert (values["power_w"], values["temperature_c"]) == (696, 88)
+    values = {each.name: value_of(each) for each in found.evidence}
+    assert (values["power_w"], values["temperature_c"]) == ("696 W", "88 C")
+    assert (values["held_mhz"], values["low_mhz"]) == ("1,980 MHz", "1,320 MHz")
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"), [(None, ""), (900, ""), (700, ", with the power at its limit (696 of 700 W)")]
+)
+def test_constant_power_is_at_its_highest_only_at_a_limit(limit: float | None, said: str) -> None:
+    """Power that was never lower while the GPU worked explains nothing, but where it reaches a sampled limit."""
+    loop = MadeLoop()
+    for at in range(0, 4 * STEP, 10):
+        loop.counter("Power (W)", at, 696 if at < 3 * STEP else 90).counter("Power Min Limit (W)", at, 200)
+        if limit is not None:
+            loop.counter("GPU Power Limit (W)", at, limit)
+    found = named(clocked(lambda at: 1980 if at < STEP else 1320, loop))["throttled-clock"]
+    assert found.title == f"The clock falls from 1,980 to 1,320 MHz while kernels run{said}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "bounds"),
+    [
+        ("power", "Power Draw (W)", ["Power Cap (W)", "Power: default limit (W)", "GPU Power Limit Enforced (W)"]),
+        ("clock", "SM Clock (MHz)", ["SM Clock Max (MHz)", "SM Clock Limit (MHz)", "SM Clock (target) (MHz)"]),
+        (
+            "temperature",
+            "Temperature (C)",
+            ["GPU Temperature Limit (C)", "GPU Temperature Slowdown Threshold (C)"],
+        ),
+    ],
+)
+def test_bounds_are_no_values(kind: str, name: str, bounds: list[str]) -> None:
+    """What a value may be at most, or shall be, is not taken for it."""
+    loop = MadeLoop()
+    for at in range(0, 100, 10):
+        for each in (name, *bounds):
+            loop.counter(each, at, at)
+    assert [each.name for each in Counters(loop.trace()).of(kind, 0)] == [name]
+
+
+def test_the_stacks_of_a_memory_add_up() -> None:
+    """The traffic of the memory is that of all of its stacks, unless it was sampled as well."""
+    loop = MadeLoop()
+    for at in range(0, 3 * STEP, 10):
+        for stack in range(4):
+            loop.counter(f"HBM {stack} BW (GB/s)", at, 700)
+    (row,) = metrics(loop.trace())["counted_families"]
+    assert row["dram_bytes_per_s"] == pytest.approx(2.8e12)
+    for at in range(0, 3 * STEP, 10):
+        loop.counter("HBM BW (GB/s)", at, 2000)
+    (row,) = metrics(loop.trace())["counted_families"]
+    assert row["dram_bytes_per_s"] == pytest.approx(2e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DRAM BW (GiB/s)", 2.0**30),
+        ("DRAM BW (MiB/s)", 2.0**20),
+        ("DRAM BW [kB/s]", 1e3),
+        ("SM Clock (KHz)", 1e3),
+        ("SM Clock: kHz", 1e3),
+        ("Power (mW)", 1e-3),
+    ],
+)
+def test_every_unit_that_is_read_is_judged(name: str, value: float) -> None:
+    """A counter has its value in SI units."""
+    loop = MadeLoop().counter(name, 0, 1).counter(name, 10, 1)
+    kind = {"D": "dram_rate", "S": "clock", "P": "power"}[name[0]]
+    (counter,) = Counters(loop.trace()).of(kind, 0)
+    assert counter.values.tolist() == [value, value]
 
 
 def test_the_gpu_whose_clock_falls() -> None:

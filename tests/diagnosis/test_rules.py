@@ -59,7 +59,7 @@ def test_rule_fires(rule: str) -> None:
     assert finding.title
     assert finding.evidence
     assert all(
-        each.definition and each.unit in ("ns", "1", "%", "bytes", "bytes/s", "Hz", "W", "C", "events", "")
+        each.definition and each.unit in ("ns", "1", "%", "bytes", "bytes/s", "MHz", "W", "C", "events", "")
         for each in finding.evidence
     )
     assert len({each.name for each in finding.evidence}) == len(finding.evidence)

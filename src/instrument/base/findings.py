@@ -69,7 +69,7 @@ class Evidence(NamedTuple):
     Attributes:
         name: a short name, unique within the finding.
         value: the value; None if it is unknown.
-        unit: "ns", "bytes", "bytes/s", "%", "1" (a ratio), "Hz", "W", "C", "events" or "" for words.
+        unit: "ns", "bytes", "bytes/s", "%", "1" (a ratio), "MHz", "W", "C", "events" or "" for words.
         definition: what the value is, in a sentence.
     """
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...base.trace_marks import SAMPLES
+from ...read.tables.counters import UNITS
 from ...read.tables.intervals import Intervals, covered_ns, integral, merge_overlaps, total_ns
 from ...read.tables.lanes import distinct, group_rows
 from ...read.tables.table import KERNEL, Array, Table
@@ -19,24 +20,22 @@ from ...read.tables.work_classes import gpu_numbers
 from .roofline import peak_of_trace
 from .tables import Rows
 
-_UNITS = {
-    "%": ("share", 1e-2), "W": ("watts", 1.0), "mW": ("watts", 1e-3), "C": ("celsius", 1.0), "Hz": ("hertz", 1.0),
-    "MHz": ("hertz", 1e6), "GHz": ("hertz", 1e9), "B/s": ("rate", 1.0), "KB/s": ("rate", 1e3),
-    "MB/s": ("rate", 1e6), "GB/s": ("rate", 1e9), "TB/s": ("rate", 1e12),
-}  # fmt: skip
+_BOUND = re.compile(r"\b(?:limit|cap|max|min|target|threshold|default)", re.IGNORECASE)  # of a value
 _KINDS = {
     "sm_active": ("share", re.compile(r"SMs? Active\b|sm__cycles_active\.")),
     "dram_share": ("share", re.compile(r"(?:DRAM|HBM) (?:BW|Read|Write)\b|(?:gpu__)?dram_+(?:\w+_)?throughput\.")),
     "dram_rate": ("rate", re.compile(r"(?:DRAM|HBM)(?: \d+)?[ /](?:BW|Read|Write)\b|dram__bytes")),
-    "power": ("watts", re.compile(r"(?:GPU )?Power(?! *(?:Limit|Cap))\b")),
+    "power": ("watts", re.compile(r"(?:GPU )?Power\b")),
+    "power_limit": ("watts", re.compile(r"(?!.*\b(?i:min|max|default))(?:GPU )?Power\b.*\b(?:Limit|Cap)\b")),
     "clock": ("hertz", re.compile(r"(?:SM|GPC|AI Core) (?:Clock|Freq)")),
     "temperature": ("celsius", re.compile(r"(?:GPU )?Temperature\b")),
 }
 """The counters that are judged, by the begin of their name and their unit: of torch, CUPTI, Nsight Systems and
 torch_npu."""
 _PART = re.compile("read|write", re.IGNORECASE)  # of the traffic
+_STACK = re.compile(r"HBM \d")  # of the memory
 _HELD = 1.5  # periods: what follows a longer gap is not known
-_ALONE = 0.95  # of the time of a sample, for it to speak of the work in it
+ALONE = 0.95  # of the time of a sample, for it to speak of the work in it
 _LEAST_SAMPLES, _LEAST_SHARE = 3, 0.1  # of a family's time, to be told
 _KNOWN = 0.9  # of the window, for a sum over it
 _MOST = 200  # counters; the others have fewer samples
@@ -93,15 +92,23 @@ class Counters:
         self.all = sorted((_counter(rows, each, int(device[each[0]])) for each in groups), key=_place)
 
     def of(self, kind: str, device: int) -> list[Counter]:
-        """Return the counters of a kind on a device, in SI units: several are parts, such as read and written."""
+        """Return the counters of a kind on a device, in SI units.
+
+        Several are parts: what is read and what is written, or the stacks of the memory.
+        """
         quantity, pattern = _KINDS[kind]
-        found = [
-            replace(each, values=each.values * _UNITS[each.unit][1])
-            for each in self.all
-            if each.device == device and pattern.match(each.name) and _UNITS.get(each.unit, ("",))[0] == quantity
-        ]
-        totals = [each for each in found if not _PART.search(each.name)]
-        return totals[:1] or found
+        found: dict[tuple[bool, bool], list[Counter]] = {}
+        for each in self.all:
+            measures, scale = UNITS.get(each.unit, ("", 0.0))
+            is_bound = _BOUND.search(each.name) is not None
+            if (each.device, measures, is_bound) == (device, quantity, kind == "power_limit"):
+                if pattern.match(each.name):
+                    part = _PART.search(each.name) is not None, _STACK.match(each.name) is not None
+                    found.setdefault(part, []).append(replace(each, values=each.values * scale))
+        if not found:
+            return []
+        first = min(found)  # the whole before its parts
+        return found[first] if any(first) else found[first][:1]
 
     def one(self, kind: str, device: int) -> Counter | None:
         """Return the counter of a kind on a device; None without one."""
@@ -215,7 +222,7 @@ def _alone(parts: Sequence[Counter], times: Intervals, others: Intervals) -> tup
     for each in parts:
         starts, ends = each.times
         took, own, other = ends - starts, covered_ns(times, starts, ends), covered_ns(others, starts, ends)
-        alone = (own >= _ALONE * took) & (other <= (1 - _ALONE) * took)
+        alone = (own >= ALONE * took) & (other <= (1 - ALONE) * took)
         known_ns = int(own[alone].sum())
         if alone.sum() < _LEAST_SAMPLES or known_ns < _LEAST_SHARE * total_ns(times):
             return None, known_ns

@@ -11,13 +11,13 @@ from ...base.findings import Evidence, Finding, Fix
 from ...base.units import duration, size
 from ...read.tables.intervals import Intervals, covered_ns, integral
 from ...read.tables.table import Array
-from ..metrics.counters import Counter
+from ..metrics.counters import ALONE, Counter
 from .rule import rule
 from .trace_facts import TraceFacts, require
 
 _LEAST = 5  # samples of the clock while the GPU works
 _SHORT = 0.05  # of the time: a clock that is only held so long does not count as held
-_HIGHEST = 0.97  # of the highest power: it is at a limit, if there is one
+_HIGHEST = 0.97  # of a limit, or of the highest power: the power is at it
 _WARMER = 3  # degrees
 _ASK = (
     "nvidia-smi -q -d PERFORMANCE says what holds the clock back (on AMD GPUs: amd-smi metric --throttle). If it "
@@ -54,15 +54,16 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
 
     Needs samples of the clock, such as torch 2.14 records with ``custom_profiler_config`` and
     ``enable_environment_counters``. The clock that counts as held is the highest at which 5 % of the GPU's work
-    ran; what comes before that is a GPU that wakes up, and an idle GPU may lower its clock. The time to win is the
-    time of each kernel times the missing share of the clock; kernels that communicate, or whose operators the
+    ran; what comes before that is a GPU that wakes up. An idle GPU may lower its clock: a sample counts if work runs
+    at its instant and for 95 % of the time until the next one. The time to win is the time of each kernel in such
+    samples times the missing share of the clock; kernels that communicate, or whose operators the
     memory bounds, do not count. If power and temperature were sampled, the finding says what they were; their
     limits are not in a trace. A clock that is low in the whole window does not show.
     """
     clocks = {device: facts.counters.one("clock", device) for device in facts.gpus}
     require(any(clocks.values()), "the trace has no samples of the clock")
     falls = [_fall(facts, device, clock, fall) for device, clock in clocks.items() if clock is not None]
-    require(any(falls), f"the clock was sampled less than {_LEAST} times while the GPU worked")
+    require(any(falls), f"the clock was sampled less than {_LEAST} times while the GPU worked without a pause")
     worst = max((each for each in falls if each), key=lambda each: each.lost_ns)
     if not worst.lost_ns:
         return
@@ -71,8 +72,8 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
     held, low = (f"{hertz / 1e6:,.0f}" for hertz in (worst.held_hz, worst.low_hz))
     yield facts.finding(
         f"The clock{where} falls from {held} to {low} MHz while kernels run{reason}",
-        Evidence("held_hz", worst.held_hz, "Hz", "Clock of the multiprocessors before it fell."),
-        Evidence("low_hz", worst.low_hz, "Hz", "Its mean since, while it was lower and the GPU worked."),
+        Evidence("held_mhz", worst.held_hz / 1e6, "MHz", "Clock of the multiprocessors before it fell."),
+        Evidence("low_mhz", worst.low_hz / 1e6, "MHz", "Its mean since, while it was lower and the GPU worked."),
         facts.step_time(
             "lost_ns", worst.lost_ns, f"Time of kernels{where} per step, times the missing share of the clock."
         ),
@@ -87,8 +88,8 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
 def _fall(facts: TraceFacts, device: int, clock: Counter, fall: float) -> _Fall | None:
     """Return how the clock falls, with no lost time if it does not; None with too few samples."""
     starts, ends = clock.times
-    works = covered_ns(facts.times_of(facts.gpus[device]), starts, ends)
-    used = np.flatnonzero((works > 0) & (clock.values > 0))
+    works, in_work = _in_work(facts, device, clock)
+    used = np.flatnonzero(in_work & (clock.values > 0))
     if len(used) < _LEAST:
         return None
     by_clock = used[np.argsort(-clock.values[used], kind="stable")]
@@ -103,21 +104,35 @@ def _fall(facts: TraceFacts, device: int, clock: Counter, fall: float) -> _Fall 
     counts = mine & ~facts.communication[facts.kernel_rows] & ~facts.by_memory[facts.kernel_rows]
     took = np.maximum(kernels.duration_ns, 1)
     lost = np.where(counts, integral(clock.times, missing, kernels.start_ns, kernels.end_ns) / took, 0)
-    known_ns = covered_ns(clock.times, kernels.start_ns[mine], kernels.end_ns[mine]).sum()
+    known_ns = covered_ns((starts[used], ends[used]), kernels.start_ns[mine], kernels.end_ns[mine]).sum()
     low_hz = float(np.average(clock.values[low], weights=works[low])) if len(low) else held
     known = float(known_ns / took[mine].sum()) if mine.any() else 0.0
     low_times = starts[low], ends[low]
     return _Fall(device, held, low_hz, low_times, lost, float((lost * kernels.duration_ns).sum()), min(known, 1.0))
 
 
+def _in_work(facts: TraceFacts, device: int, counter: Counter) -> tuple[Array, Array]:
+    """Return how long a GPU works in each sample, and which samples speak of its work, not of its pauses."""
+    starts, ends = counter.times
+    times = facts.times_of(facts.gpus[device])
+    works = covered_ns(times, starts, ends)
+    return works, (works >= ALONE * (ends - starts)) & (covered_ns(times, starts, starts + 1) > 0)
+
+
 def _reason(facts: TraceFacts, fall: _Fall) -> tuple[str, list[Evidence]]:
     """Return what power and temperature say on a fall, in words and as evidence."""
     evidence, words = list[Evidence](), list[str]()
-    power, heat = (facts.counters.one(kind, fall.device) for kind in ("power", "temperature"))
+    power, limit, heat = (
+        facts.counters.one(kind, fall.device) for kind in ("power", "power_limit", "temperature")
+    )
     watts = power.mean(fall.low)[0] if power else None
     if power and watts is not None:
         evidence.append(Evidence("power_w", watts, "W", "Mean power while the clock was lower."))
-        if watts >= _HIGHEST * float(power.values.max()):
+        at_work = power.values[_in_work(facts, fall.device, power)[1]]
+        most = limit.mean(fall.low)[0] if limit else None
+        if most and watts >= _HIGHEST * most:
+            words.append(f"the power at its limit ({watts:,.0f} of {most:,.0f} W)")
+        elif len(at_work) and at_work.min() < _HIGHEST * at_work.max() <= watts:
             words.append(f"the power at its highest ({watts:,.0f} W)")
     celsius = heat.mean(fall.low)[0] if heat else None
     if heat and celsius is not None:

@@ -12,7 +12,21 @@ from .table import Array, Strings
 from .trace import Thread
 
 _DEVICE = re.compile(r"GPU (\d{1,9}) Counters")  # torch's process of the counters of a device
-_WORD = r"(%|C|[kKMGT]?i?B(?:/s)?|[kKMG]?Hz|m?[WJV]|RPM)"
+_SCALES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40}
+_ELECTRIC = (("W", "watts"), ("J", "joules"), ("V", "volts"))
+_MILLI = (("", 1.0), ("m", 1e-3))
+UNITS: dict[str, tuple[str, float]] = {
+    "%": ("share", 1e-2),
+    "C": ("celsius", 1.0),
+    "RPM": ("rpm", 1.0),
+    **{f"{prefix}Hz": ("hertz", scale) for prefix, scale in _SCALES.items()},
+    **{f"{prefix}B": ("bytes", scale) for prefix, scale in (_SCALES | _BINARY).items()},
+    **{f"{prefix}B/s": ("rate", scale) for prefix, scale in (_SCALES | _BINARY).items()},
+    **{f"{prefix}{unit}": (quantity, scale) for unit, quantity in _ELECTRIC for prefix, scale in _MILLI},
+}
+"""What each unit measures, and how many of the basic unit it is."""
+_WORD = f"({'|'.join(map(re.escape, UNITS))})"
 _UNIT = re.compile(rf"(?:[(\[](?:[^()\[\]]* )?{_WORD}[)\]]|: {_WORD})$")  # "Power (W)", or the series "MHz"
 _SHARE, _RATE = re.compile(r"\w+__\S*\.pct_of_peak"), re.compile(r"\w+__bytes\S*\.per_second$")  # CUPTI's names
 _LAST = 80  # characters of a name in which its unit is
