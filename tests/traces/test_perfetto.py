@@ -175,6 +175,19 @@ def test_nested_slices(tmp_path: Path) -> None:
     assert (trace.regions.text("name"), trace.regions.duration_ns.tolist()) == (["a", "b"], [40, 10])
 
 
+@pytest.mark.parametrize(("begins", "ends"), [((10, 20), (20, 50)), ((10, 10), (10, 50))])
+def test_a_slice_without_length_in_another(tmp_path: Path, begins: tuple[int, int], ends: tuple[int, int]) -> None:
+    """It is the inner one that has none, and not the outer one that ends as the inner one begins."""
+    half = [
+        packet((8, at), (11, message((9, 1), (11, 1), (23, name)))) for at, name in zip(begins, "ab", strict=True)
+    ]
+    rest = [packet((8, at), (11, message((9, 2), (11, 1)))) for at in ends]
+    path = tmp_path / "t.pftrace"
+    path.write_bytes(thread(1, 5, 5, "main") + b"".join(half + rest))
+    regions = read_trace(path).regions
+    assert dict(zip(regions.text("name"), regions.duration_ns.tolist(), strict=True)) == {"a": 40, "b": 0}
+
+
 def test_texts_that_are_given_anew(tmp_path: Path) -> None:
     """After a sequence has cleared its state, the numbers of texts mean others; earlier slices keep theirs."""
     content = thread(1, 5, 5, "main")

@@ -101,10 +101,10 @@ class Counters:
         for each in self.all:
             measures, scale = UNITS.get(each.unit, ("", 0.0))
             is_bound = _BOUND.search(each.name) is not None
-            if (each.device, measures, is_bound) == (device, quantity, kind == "power_limit"):
-                if pattern.match(each.name):
-                    part = _PART.search(each.name) is not None, _STACK.match(each.name) is not None
-                    found.setdefault(part, []).append(replace(each, values=each.values * scale))
+            asked = (each.device, measures, is_bound) == (device, quantity, kind == "power_limit")
+            if asked and pattern.match(each.name):
+                part = _PART.search(each.name) is not None, _STACK.match(each.name) is not None
+                found.setdefault(part, []).append(replace(each, values=each.values * scale))
         if not found:
             return []
         first = min(found)  # the whole before its parts

@@ -54,10 +54,10 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
 
     Needs samples of the clock, such as torch 2.14 records with ``custom_profiler_config`` and
     ``enable_environment_counters``. The clock that counts as held is the highest at which 5 % of the GPU's work
-    ran; what comes before that is a GPU that wakes up. An idle GPU may lower its clock: a sample counts if work runs
-    at its instant and for 95 % of the time until the next one. The time to win is the time of each kernel in such
-    samples times the missing share of the clock; kernels that communicate, or whose operators the
-    memory bounds, do not count. If power and temperature were sampled, the finding says what they were; their
+    ran; what comes before that is a GPU that wakes up. An idle GPU may lower its clock: a sample counts if work
+    runs at its instant and for 95 % of the time until the next one. The time to win is the time of each kernel in
+    such samples times the missing share of the clock; kernels that communicate, or whose operators the memory
+    bounds, do not count. If power and temperature were sampled, the finding says what they were; their
     limits are not in a trace. A clock that is low in the whole window does not show.
     """
     clocks = {device: facts.counters.one("clock", device) for device in facts.gpus}

@@ -138,7 +138,8 @@ class _Reader:
     """Pairs the begins and ends of slices.
 
     On a track, an end closes the innermost slice. But torch writes all begins of a kind and then all ends, in the
-    same order: so the ends are not in order of time, or the first ones come before the last begins.
+    same order: so its tracks are not in order of time, and neither are these ends, or the first ones come before the
+    last begins, or with them.
     """
 
     slices: list[_Slice] = field(default_factory=list)
@@ -192,8 +193,9 @@ class _Reader:
 
     def texts(self) -> Iterator[bytes]:
         """Yield the slices as the JSON of torch.profiler."""
+        by_time = all(map(_in_time, self._ends.values()))
         for packets in self._ends.values():
-            _pair(packets)
+            _pair(packets, by_time=by_time)
         begin = min(each.begin_ns for each in chain(self.slices, self.stages))
         yield b'{"baseTimeNanoseconds": %d, "traceEvents": [' % begin
         yield b",".join(map(msgspec.json.encode, self._names()))
@@ -245,8 +247,18 @@ def _times(each: _Slice, begin: int) -> dict[str, float]:
     return {"ts": (each.begin_ns - begin) / 1000, "dur": (each.end_ns - each.begin_ns) / 1000}
 
 
-def _pair(packets: Iterable[_Slice | int]) -> None:
-    """Set the ends of the slices of a track, each time that ends follow begins."""
+def _in_time(packets: Iterable[_Slice | int]) -> bool:
+    times = [each if isinstance(each, int) else each.begin_ns for each in packets]
+    return times == sorted(times)
+
+
+def _pair(packets: Iterable[_Slice | int], *, by_time: bool) -> None:
+    """Set the ends of the slices of a track, each time that ends follow begins.
+
+    Args:
+        packets: the begins and the ends.
+        by_time: whether all tracks are in order of time.
+    """
     open_: list[_Slice] = []
     begun: list[_Slice] = []
     for is_end, some in groupby(packets, lambda each: isinstance(each, int)):
@@ -255,8 +267,8 @@ def _pair(packets: Iterable[_Slice | int]) -> None:
             open_ += begun
             continue
         ends = [each for each in some if isinstance(each, int)]
-        in_time = ends == sorted(ends) and ends[0] > max((each.begin_ns for each in begun), default=-1)
-        if 1 < len(begun) == len(ends) and not in_time:
+        nested = ends == sorted(ends) and ends[0] > max((each.begin_ns for each in begun), default=-1)
+        if 1 < len(begun) == len(ends) and not (by_time or nested):
             closed = begun
             del open_[-len(begun) :]
         else:
