@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 pytest.importorskip("mcp")
@@ -18,6 +20,11 @@ from instrument.start.agent.expressions import compiled
         r"_\d{1,4}x\d{1,4}_",
         "(?i)nccl",
         "(?:ab){2,9}x",
+        ".*gemm.*",
+        ".*gemm.*bf16.*",
+        r"gemm.*_.*tn",
+        "a*a*",
+        "^.*:.*x",
     ],
 )
 def test_usual_expressions(pattern: str) -> None:
@@ -38,9 +45,36 @@ def test_usual_expressions(pattern: str) -> None:
         "a*a*a*b",
         "(x)?(?(1)(a+)+b|c)",
         "((((a+)+)+)+)+b",
+        "(?:.*a){2}b",
+        "a*a*b",
+        "a*.*b",
+        "(?=a*a*b)x",
+        r"\w*gemm\w*$",
+        "(?i)(?:ab|A)*c",
+        "aa.*aa.*b",
+        r"(a*)\1b",
     ],
 )
 def test_expressions_that_take_very_long(pattern: str) -> None:
     """What needs exponential time, or the cube of the length and more, is refused with what to change."""
     with pytest.raises(ValueError, match="may take too long: it may have two"):
         compiled("only", pattern)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        (".*gemm.*bf16.*", [("gemm", 512)]),
+        ("gemm.*relu.*bf16", [("gemm", 170), ("relu", 170), ("x", 688)]),
+        ("ab.*cd.*e", [("ab", 341), ("cd", 341), ("x", 684)]),
+        (".*a", [("b", 2048)]),
+        (r"void (?:at|c10)::\w+<.*>", [("void at::a<", 186)]),
+    ],
+)
+def test_what_is_accepted_takes_no_seconds(pattern: str, parts: list[tuple[str, int]]) -> None:
+    """A text made to take long takes less than five seconds of CPU time, most of them far less."""
+    searched, text = compiled("only", pattern), "".join(word * times for word, times in parts)
+    assert searched
+    begin = time.process_time()
+    assert not searched.search(text)
+    assert time.process_time() - begin < 5

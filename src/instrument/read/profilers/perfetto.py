@@ -138,8 +138,8 @@ class _Reader:
     """Pairs the begins and ends of slices.
 
     On a track, an end closes the innermost slice. But torch writes all begins of a kind and then all ends, in the
-    same order: so its tracks are not in order of time, and neither are these ends, or the first ones come before the
-    last begins, or with them.
+    same order: so its tracks are not in order of time, and neither are these ends, or the first ones come before
+    the last begins, or with them.
     """
 
     slices: list[_Slice] = field(default_factory=list)

@@ -172,6 +172,8 @@ def _groups(trace: Trace, rows: Table, query: Query, origin: int) -> list[Column
     made = [Column(key.name, key.values[first], key.known[first], key.texts) for key in keys]
     for aggregate in dict.fromkeys(aggregates):
         if aggregate.function == "count":
+            if aggregate.column:
+                raise ValueError(f'"aggregates": count has no column, it counts rows: {aggregate.column!r:.100}')
             counts = np.bincount(place, minlength=len(first))
             made.append(Column(str(aggregate), counts, np.ones(len(counts), bool)))
             continue
