@@ -161,6 +161,8 @@ def test_query_rows(answers: Answers) -> None:
         ("query", {"table": "kernels", "aggregates": [{"function": "sum", "column": "name"}]}, "no sum"),
         ("query", {"table": "kernels", "sort_by": "size"}, "sort_by"),
         ("query", {"table": "secrets"}, "kernels"),
+        ("query", {"table": "kernels", "aggregates": [{"function": "count", "column": "nonsense"}]}, "no column"),
+        ("diagnose", {"show": "metrics"}, "show"),
         ("diagnose", {"rank": 7}, "rank"),
         ("diagnose", {"only": "("}, "regular expression"),
         ("diagnose", {"steps_from": "no such region"}, "no such region"),
@@ -180,7 +182,8 @@ def test_refusals(answers: Answers, tool: str, arguments: dict[str, Any], reason
     answer = answers.ask(tool, trace="trace.json", **arguments)
     assert answer.refused
     assert reason in answer.text
-    assert not re.search(r"Traceback|\.py\b", answer.text)
+    assert json.loads(answer.text).keys() == {"refused", "do"}
+    assert not re.search(r"Traceback|\.py\b|pydantic", answer.text)
     assert answers.ask("plan", trace="trace.json").data
 
 

@@ -75,20 +75,20 @@ def _made(
             answer = fitted(plain(work()), definitions, most)
         return CallToolResult(content=[_text(answer)], structured_content=answer)
     except RefusedError as error:
-        return _refused(error.reason, error.advice)
+        return refusal(error.reason, error.advice)
     except TraceError as error:
-        return _refused(f"The file cannot be read: {error.reason}", "Call runs to see which others there are.")
+        return refusal(f"The file cannot be read: {error.reason}", "Call runs to see which others there are.")
     except ValueError as error:
-        return _refused(str(error), "Change this argument, and ask again.")
+        return refusal(str(error), "Change this argument, and ask again.")
     except OSError as error:
-        return _refused(f"The file cannot be opened: {error.strerror}", "Call runs to see what there is.")
+        return refusal(f"The file cannot be opened: {error.strerror}", "Call runs to see what there is.")
     except ModuleNotFoundError as error:
-        return _refused(f"This needs {error.name}, which is not installed.", "Ask a person to install it.")
+        return refusal(f"This needs {error.name}, which is not installed.", "Ask a person to install it.")
     except MemoryError:
-        return _refused("The file does not fit into memory.", "instrument slim makes smaller ones of traces.")
+        return refusal("The file does not fit into memory.", "instrument slim makes smaller ones of traces.")
     except Exception as error:
         _LOG.exception("an answer failed")
-        return _refused(f"This is an error of the server: {type(error).__name__}.", "Report it to a person.")
+        return refusal(f"This is an error of the server: {type(error).__name__}.", "Report it to a person.")
     finally:
         watching.reset(token)
 
@@ -108,5 +108,6 @@ def _text(value: dict[str, Any]) -> TextContent:
     return TextContent(type="text", text=text_of(value))
 
 
-def _refused(reason: str, advice: str) -> CallToolResult:
+def refusal(reason: str, advice: str) -> CallToolResult:
+    """Return the reply to a question that is not answered: why, and what to do."""
     return CallToolResult(content=[_text(plain({"refused": reason, "do": advice}))], is_error=True)

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from mcp.server.mcpserver import Context, MCPServer
 from mcp.server.mcpserver.tools import Tool
 from mcp_types import ToolAnnotations
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from ... import __version__
 from ...explain.comparison.comparison import compare
@@ -25,7 +25,7 @@ from .expressions import check_kernels, compiled
 from .folders import ServedFolders
 from .kept import Kept
 from .query import MOST_ROWS, OF_QUERY, Aggregate, Filter, Query, TableName, query_answer
-from .replies import Answered, reply
+from .replies import Answered, refusal, reply
 
 INSTRUCTIONS = (
     "Explains recordings of PyTorch programs: traces of torch.profiler, Nsight Systems and rocprofv3, runs of the "
@@ -63,9 +63,25 @@ def server_of(served: ServedFolders) -> MCPServer[Any]:
     )
 
 
+class _Tool(Tool):
+    """A tool that refuses wrong arguments as it refuses other questions."""
+
+    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+        """Check the arguments, and answer."""
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            name = ".".join(map(str, first["loc"]))
+            return refusal(
+                f'"{name}": {first["msg"]}: {first["input"]!r:.100}', "Change this argument, and ask again."
+            )
+        return await super().run(arguments, context, convert_result)
+
+
 def _tool(answer: Callable[..., Any], annotations: ToolAnnotations) -> Tool:
     """Return a tool that refuses unknown arguments: by default, a misspelled one would be ignored."""
-    tool = Tool.from_function(answer, annotations=annotations)
+    tool = _Tool.from_function(answer, annotations=annotations)
     arguments = tool.fn_metadata.arg_model
     arguments.model_config["extra"] = "forbid"
     arguments.model_rebuild(force=True)

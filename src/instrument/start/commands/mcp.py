@@ -32,6 +32,7 @@ def mcp_command(
         if not folders:
             raise ValueError("give the folders below which files may be read: instrument mcp FOLDER...")
         if out is not None:
+            ServedFolders(folders)  # refuses what is no folder before another one is made
             out.mkdir(parents=True, exist_ok=True)
         served = ServedFolders(folders, out)
     from ..agent.server import server_of
