@@ -18,7 +18,9 @@ from instrument.explain.metrics.metrics import metrics
 from instrument.read.jobs.read import read_trace
 from instrument.read.tables.intervals import covered_ns, integral
 from instrument.read.tables.trace import Trace
-from instrument.show.text.diagnosis import value_of
+from instrument.show.sections.diagnosis import overview_section
+from instrument.show.terminal.trace_report import gpu_time
+from instrument.show.text.diagnosis import lines, to_markdown, value_of
 
 from ..support.shared_traces import shared
 from .made_loops import GEMM, STEP, MadeLoop
@@ -364,6 +366,21 @@ def test_sampled_activity_replaces_the_estimate(active: float, *, found: bool) -
     if found:
         assert "40 % have work" in diagnosis["low-sm-efficiency"].title
         assert diagnosis["low-sm-efficiency"].win_ns == pytest.approx(0.6 * STEP * 1000, rel=0.02)
+
+
+def test_power_clock_and_heat_are_shown() -> None:
+    """The terminal, Markdown, the page and the summary have them in one sentence, if there are samples."""
+    loop = MadeLoop()
+    for at in range(0, 3 * STEP, 10):
+        loop.counter("Power (W)", at, 650 if at < 1.5 * STEP else 700).counter("Temperature (C)", at, 61)
+    diagnosis = clocked(lambda at: 1980, loop)
+    text = "Power 675 W (650 to 700), 0.675 J a step; SM clock 1,980 MHz; Temperature 61 C."
+    assert text in ["".join(part for part, _ in row) for row in lines(diagnosis, 200)]
+    assert text in to_markdown(diagnosis)
+    assert text in (overview_section(diagnosis) or {})["notes"]
+    assert diagnosis.facts is not None
+    assert text in [*gpu_time(diagnosis.facts)]
+    assert not diagnose(MadeLoop().trace()).counters_text
 
 
 VALUES: list[Any] = [float("nan"), "600", None, [1], {}, True, 1e308, -1e308, 10**400, -5, 2**63]

@@ -199,6 +199,11 @@ class Diagnosis(Page):
         return f"Model FLOPs utilization: {percentage(goodput['mfu'])} of the peak of {goodput['peak']}{said}."
 
     @property
+    def counters_text(self) -> str:
+        """Power, energy, clock and temperature as a sentence; empty without samples of them."""
+        return self.facts.counters_text if self.facts else ""
+
+    @property
     def longest_regions(self) -> list[RegionTimes]:
         """The longest outermost regions; many whose names differ only in numbers are one row."""
         return joined_regions(self.regions)[:_REGIONS]

@@ -40,6 +40,7 @@ _LEAST_SAMPLES, _LEAST_SHARE = 3, 0.1  # of a family's time, to be told
 _KNOWN = 0.9  # of the window, for a sum over it
 _MOST = 200  # counters; the others have fewer samples
 _PLAUSIBLE = 1e18
+_SHOWN = (("power", "Power", "W", 1), ("clock", "SM clock", "MHz", 1e-6), ("temperature", "Temperature", "C", 1))
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,13 @@ class Counter:
         known = int(covered_ns(self.times, *times).sum())
         sums = integral(self.times, self.values, *times).sum()
         return (float(sums) / known if known else None), known
+
+    def mean_and_range(self, window: tuple[int, int]) -> tuple[float, float, float] | None:
+        """Return the mean, the least and the greatest value in a window; None if nothing is known there."""
+        start, end = window
+        mean, _ = self.mean((np.array([start]), np.array([end])))
+        inside = self.values[(self.times[0] < end) & (self.times[1] > start)]
+        return None if mean is None else (mean, float(inside.min()), float(inside.max()))
 
 
 class Counters:
@@ -194,6 +202,29 @@ class Counters:
         per_sample = per_step / int(told) if per_step is not None and told.isdecimal() and int(told) else None
         each = {"joules_per_step": per_step, "joules_per_sample": per_sample}
         return {"watts": watts, "joules": joules} | each, share
+
+    def text(self, window: tuple[int, int], steps: int) -> str:
+        """Return power, energy, clock and temperature in a window as a sentence; empty without samples of them.
+
+        Args:
+            window: its start and end in ns.
+            steps: how many it has.
+        """
+        parts = list[str]()
+        joules = self.energy(window, steps)[0]["joules_per_step"]
+        for kind, word, unit, scale in _SHOWN:
+            found = filter(None, (self.one(kind, device) for device in self.gpus))
+            means = [mean for each in found if (mean := each.mean_and_range(window))]
+            if not means:
+                continue
+            mean, least, most = np.array(means).T * scale
+            shown = [f"{value:,.0f}" for value in (mean.mean(), least.min(), most.max())]
+            between = f" ({shown[1]} to {shown[2]})" if shown[1] != shown[2] else ""
+            parts.append(f"{word} {shown[0]} {unit}{between}")
+            if kind == "power" and joules is not None:
+                parts[-1] += f", {joules:{',.0f' if joules >= 100 else '.3g'}} J a step"
+        each = f"Mean of {len(self.gpus)} GPUs, energy of all: " if len(self.gpus) > 1 else ""
+        return f"{each}{'; '.join(parts)}." if parts else ""
 
 
 def _place(counter: Counter) -> tuple[str, int]:

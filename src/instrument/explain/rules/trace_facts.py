@@ -279,6 +279,11 @@ class TraceFacts:
         return Counters(replace(self.trace, gpu=self.gpu))
 
     @cached_property
+    def counters_text(self) -> str:
+        """Power, energy, clock and temperature in the window as a sentence; empty without samples of them."""
+        return self.counters.text(self.window, len(self.trace.steps))
+
+    @cached_property
     def by_memory(self) -> Array:
         """A mask of the rows of `gpu` whose operators the memory bounds."""
         return np.array([row.bound == "memory" for row in self.roofline.rows] + [False])[self.roofline.of_work]

@@ -28,7 +28,16 @@ from ...read.jobs.read import RankContent
 from ...read.tables.intervals import covered_ns
 from ...read.tables.table import MEMCPY, Array, Table
 from ..page.document import document, table_section
-from ..text.diagnosis import bars, evidence_texts, hidden_texts, hidden_title, plan_command, plan_note, value_of
+from ..text.diagnosis import (
+    bars,
+    evidence_texts,
+    figures,
+    hidden_texts,
+    hidden_title,
+    plan_command,
+    plan_note,
+    value_of,
+)
 from .memory import sections_of
 
 _CLASSES = {
@@ -50,7 +59,7 @@ def overview_section(diagnosis: Diagnosis) -> dict[str, Any] | None:
 
     None for a memory snapshot, which has no times, if there is nothing else to say of it.
     """
-    texts = (diagnosis.opened_text, *evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text)
+    texts = (diagnosis.opened_text, *evidence_texts(diagnosis), *figures(diagnosis))
     notes = [shown_name(text) for text in (*texts, *diagnosis.rules_texts) if text]
     if not diagnosis.step_ns and not notes:
         return None

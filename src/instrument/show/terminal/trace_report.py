@@ -98,6 +98,7 @@ def gpu_time(facts: TraceFacts) -> Iterator[Block]:
     yield line()
     yield from _parts(numbers, gpus)
     yield from _idle_causes(facts)
+    yield from filter(None, [facts.counters_text])
     kernels = numbers["kernel_table"]
     rows = [
         [kernel["short_name"], count(kernel["count"]), duration(kernel["sum_ns"]), f"{100 * kernel['share']:.1f}"]

@@ -82,6 +82,11 @@ def hidden_title(diagnosis: Diagnosis) -> str:
     return f"Hidden behind {diagnosis.bound or 'what takes longer'}, with little to win until that is fixed"
 
 
+def figures(diagnosis: Diagnosis) -> tuple[str, ...]:
+    """Return what the step makes of the hardware and of its memory, as sentences, which may be empty."""
+    return diagnosis.mfu_text, diagnosis.counters_text, diagnosis.memory_text
+
+
 def to_markdown(diagnosis: Diagnosis) -> str:
     """Return what the terminal shows, with all evidence, as Markdown."""
     rules = counted(len(diagnosis.abstained), "rule")
@@ -98,7 +103,7 @@ def _paragraphs(diagnosis: Diagnosis) -> Iterator[str]:
             (name, duration(ns), f"{100 * ns / diagnosis.step_ns:.1f} %") for name, ns in parts.items() if ns
         ]
         yield _table([title, "time", "share"], shares)
-    yield from map(_escaped, (*evidence_texts(diagnosis), diagnosis.mfu_text, diagnosis.memory_text))
+    yield from map(_escaped, (*evidence_texts(diagnosis), *figures(diagnosis)))
     worth = diagnosis.worth()
     for number, finding in enumerate(worth, 1):
         yield from _finding_paragraphs(number, finding, diagnosis)
@@ -189,7 +194,7 @@ def lines(diagnosis: Diagnosis, width: int = _WIDTH) -> Iterator[Line]:
         yield from _legend(parts, diagnosis.step_ns, width)
     for text in evidence_texts(diagnosis):
         yield from wrapped(text, width, "dim")
-    for text in (diagnosis.mfu_text, diagnosis.memory_text):
+    for text in figures(diagnosis):
         yield from wrapped(text, width)
     yield line()
     worth = diagnosis.worth()
