@@ -58,7 +58,7 @@ class Job:
 
     def _last(self, rank: int) -> int:
         """Return the last step in the key of a rank; -1 without one."""
-        store = self.connect(rank_exchange._PREFIX)
+        store = self.connect(f"{rank_exchange._PREFIX}0/")
         lines = store.get(str(rank)).splitlines() if store.check([str(rank)]) else []
         return json.loads(lines[0])[0] if lines else -1
 
@@ -93,17 +93,58 @@ def test_all_ranks_arrive_and_no_times_stay(job: Job, order: tuple[int, ...]) ->
 
 
 def test_rank_0_does_not_wait_for_a_late_rank(job: Job) -> None:
-    """Two intervals later it judges without it; the times of a rank that lags are there with a later interval."""
+    """Two intervals later it judges without it; what arrives then is compared with nothing."""
     for rank in range(RANKS):
         job.join(rank)
     for step in range(3):
         job.publish(step, 1, 0)
     eventually(lambda: job.has(3))
     assert [{0: step, 1: step} for step in range(3)] == job.intervals
-    job.publish(1, 2)  # a job without collectives, in which rank 2 lags behind
-    job.publish(3, 1, 0)
+    job.publish(1, 2)
+    job.publish(3, 2, 1, 0)
     eventually(lambda: job.has(4))
-    assert {0: 3, 1: 3, 2: 1} == job.intervals[-1]
+    assert dict.fromkeys(range(RANKS), 3) == job.intervals[-1]
+
+
+def test_a_rank_that_lags_behind(job: Job) -> None:
+    """Only times of the same steps are compared: rank 0 waits up to seven intervals for its times."""
+    for rank in range(2):
+        job.join(rank, 2)
+    job.publish(0, 1, 0)
+    eventually(lambda: job.has(1))
+    for half in range(1, 10):  # without collectives
+        job.publish(2 * half - 1, 0)
+        job.publish(2 * half, 0)
+        eventually(lambda count=2 * half + 1: job.ranks[0]._intervals == count, every_s=0.002)
+        job.publish(half, 1)
+        eventually(lambda count=half + 1: len(job.intervals) >= count)
+    job.publish(99, 1)
+    eventually(lambda: job.has(19))
+    assert [*({0: step, 1: step} for step in range(7)), {0: 7}] == job.intervals[:8]
+    assert all(len(set(steps.values())) == 1 for steps in job.intervals)
+
+
+def test_several_comparisons_in_one_job(job: Job) -> None:
+    """As of two loops: each has its own times, though their steps have the same numbers."""
+    told: dict[int, list[dict[int, float]]] = {1: [], 2: []}
+
+    def note(loop: int, ranks: dict[int, RankTimes]) -> None:
+        told[loop].append({rank: times.step_ns for rank, times in ranks.items()})
+
+    loops = {
+        loop: [RankExchange(rank, 2, lambda ranks, loop=loop: note(loop, ranks), loop) for rank in range(2)]
+        for loop in told
+    }
+    eventually(lambda: all(each._store is not None for ranks in loops.values() for each in ranks))
+    for rank in (1, 0):
+        for loop, ranks in loops.items():
+            ranks[rank].publish(RankTimes(5, 1e6 * loop, {}))
+        time.sleep(0.05)
+    eventually(lambda: all(told.values()))
+    for ranks in loops.values():
+        for each in reversed(ranks):
+            each.end()
+    assert {loop: [{0: 1e6 * loop, 1: 1e6 * loop}] for loop in (1, 2)} == told
 
 
 def test_what_rank_0_reads(job: Job) -> None:
@@ -129,7 +170,7 @@ def test_keys_that_are_missing(job: Job) -> None:
         job.join(rank, 7)
     job.publish(0, *range(1, 7))
     for rank in (2, 5):
-        job.connect(rank_exchange._PREFIX).delete_key(str(rank))
+        job.connect(f"{rank_exchange._PREFIX}0/").delete_key(str(rank))
     job.publish(0, 0)
     eventually(lambda: len(Connection.reads) == 1)
     assert [["1", "3", "4", "6"]] == Connection.reads

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import instrument
-from instrument.record.slow_steps import rank_exchange
+from instrument.record.slow_steps import rank_exchange, slow_ranks
 from instrument.record.slow_steps.judging import PHASES
 from instrument.record.slow_steps.own_work import OwnWork
 from instrument.record.slow_steps.rank_exchange import RankExchange
@@ -101,6 +102,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     store = dist.HashStore()
     monkeypatch.setattr(rank_exchange, "job_store", lambda prefix: dist.PrefixStore(prefix, store))
     monkeypatch.setattr(rank_exchange, "_LOOK_S", 0.005)
+    monkeypatch.setattr(slow_ranks, "_numbers", count())
     begin_group()
     yield store
     dist.destroy_process_group()
@@ -110,8 +112,8 @@ def begin_group() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-def key_of_rank_1(store: Any) -> bytes:
-    keys = dist.PrefixStore(rank_exchange._PREFIX, store)
+def key_of_rank_1(store: Any, number: int = 0) -> bytes:
+    keys = dist.PrefixStore(f"{rank_exchange._PREFIX}{number}/", store)
     value: bytes = keys.get("1") if keys.check(["1"]) else b""
     return value
 
@@ -173,6 +175,19 @@ def test_which_times_are_work(store: Any, compared: SlowRanks, monkeypatch: pyte
     assert (19, {"wall": {"data": 2e6}, "cpu": {"backward": 2.0}, "gpu": {"data": 1.0}}) == (step, work)
 
 
+def test_two_loops(store: Any) -> None:
+    """Each compares its own times, under keys of its own."""
+    functions = [instrument.slow_ranks(), instrument.slow_ranks()]
+    for number, function in enumerate(functions):
+        function.use_clock(new_clock())
+        for step in (9, 19 + number):
+            call(function, step, rank=1)
+    for number, function in enumerate(functions):
+        eventually(lambda number=number: key_of_rank_1(store, number) != b"")
+        assert 19 + number == json.loads(key_of_rank_1(store, number))[0]
+        function.close()
+
+
 def test_a_rank_that_is_found_at_the_end(store: Any) -> None:
     """It is told when the loop ends, not in the next training."""
     told: list[SlowRank] = []
@@ -211,7 +226,7 @@ def test_two_for_one_loop() -> None:
 def test_a_phase_that_no_loop_has() -> None:
     """It would compare nothing; phases of one's own are known to the loop."""
     function = instrument.slow_ranks(local_phases=["dta", "other"])
-    with pytest.raises(ValueError, match=r'"local_phases" must be phases of the loop, .*, checkpoint: ..dta'):
+    with pytest.raises(ValueError, match=r'"local_phases" must be phases of the loop, .*, optimizer: ..dta'):
         function.use_clock(new_clock())
     with instrument.black_box(on_steps=function, phases=["dta"]):
         pass

@@ -25,7 +25,7 @@ FEATURE = "comparing the ranks"
 _LOOK_S = (
     0.1  # after its own interval rank 0 looks for the times of the others; then after twice as long, and so on
 )
-_LATE = 2  # intervals after which rank 0 judges without them
+_LATE = 2  # intervals of rank 0 without news, after which it does not wait for a rank
 _KEPT = 8  # intervals in the value of a key, so that a read of rank 0 may come late
 _PATIENCE = timedelta(seconds=2)  # for one request to the store
 _RETRY_S = 30.0  # after an error of the store
@@ -40,11 +40,15 @@ class RankExchange:
     Args:
         rank: the number of this rank.
         world_size: the number of ranks.
-        on_interval: called on rank 0 for each interval, on the thread, with the times by rank. A rank that is
-            late is there with its last times that were not given yet, or not at all.
+        on_interval: called on rank 0 for each of its intervals, on the thread, with the times of the same steps
+            by rank. Rank 0 waits for one that lags, up to seven intervals, but not for one that is silent.
+        number: of this comparison, as each loop of a job may have one; the same on all ranks.
     """
 
-    def __init__(self, rank: int, world_size: int, on_interval: Callable[[dict[int, RankTimes]], None]) -> None:
+    def __init__(
+        self, rank: int, world_size: int, on_interval: Callable[[dict[int, RankTimes]], None], number: int = 0
+    ) -> None:
+        self._prefix = f"{_PREFIX}{number}/"
         self._rank = rank
         self._world_size = world_size
         self._on_interval = on_interval
@@ -58,8 +62,9 @@ class RankExchange:
         self._rows: dict[int, dict[int, RankTimes]] = {
             other: {} for other in range(world_size)
         }  # not judged, by step
-        self._expected = set(self._rows)  # the ranks that were there in the last interval
         self._newest = dict.fromkeys(self._rows, -1)  # the last step of each that was read
+        self._intervals = 0  # of rank 0
+        self._heard = dict.fromkeys(self._rows, 0)  # how many there were when times of each were last read
         follow = guard.contained(FEATURE)(self._follow)
         self._thread = threading.Thread(target=follow, name="instrument slow ranks", daemon=True)
         self._thread.start()
@@ -98,6 +103,7 @@ class RankExchange:
         if times is not None and self._rank == 0:
             self._rows[0][times.step] = times
             self._look_s = _LOOK_S
+            self._intervals += 1
         elif times is not None:
             self._sent = [json.dumps(times), *self._sent][:_KEPT]
             self._store.set(str(self._rank), "\n".join(self._sent))
@@ -112,7 +118,7 @@ class RankExchange:
         if self._ended or time.monotonic() < self._retry_s:
             return False
         is_first, self._retry_s = not self._retry_s, time.monotonic() + _RETRY_S
-        store = job_store(_PREFIX)
+        store = job_store(self._prefix)
         if store is None:
             if is_first and self._rank == 0:
                 log.warning(
@@ -154,6 +160,7 @@ class RankExchange:
                     break
                 self._rows[rank][times.step] = times
                 self._newest[rank] = max(self._newest[rank], times.step)
+                self._heard[rank] = self._intervals
 
     def _existing(self, keys: list[str]) -> list[str]:
         """Return the keys that exist, as nearly always all do; reading another one would wait for it."""
@@ -163,14 +170,15 @@ class RankExchange:
         return [*self._existing(keys[:half]), *self._existing(keys[half:])] if half else []
 
     def _judge(self) -> None:
-        """Hand over the intervals of which the times of all expected ranks are there, or which are old."""
-        own = sorted(self._rows[0])
-        for newer, step in zip(range(len(own) - 1, -1, -1), own, strict=True):
-            if newer < _LATE and not all(step in self._rows[rank] for rank in self._expected):
+        """Hand over the intervals for which no further times will come."""
+        for step in sorted(self._rows[0]):
+            if len(self._rows[0]) < _KEPT and any(self._is_waited_for(rank, step) for rank in self._rows):
                 return
-            ranks = {}
-            for rank, rows in self._rows.items():
-                for old in sorted(other for other in rows if other <= step):
-                    ranks[rank] = rows.pop(old)
-            self._expected = set(ranks)
+            ranks = {rank: rows[step] for rank, rows in self._rows.items() if step in rows}
+            for rows in self._rows.values():
+                for old in [other for other in rows if other <= step]:
+                    del rows[old]
             self._on_interval(ranks)
+
+    def _is_waited_for(self, rank: int, step: int) -> bool:
+        return rank != 0 and self._newest[rank] < step and self._intervals - self._heard[rank] <= _LATE

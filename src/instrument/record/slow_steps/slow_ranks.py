@@ -6,12 +6,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 from ...base import log
 from ...base.guard import guard
 from ...base.units import integer
-from .judging import OTHER
+from .judging import NOT_IN_STEPS, OTHER
 from .own_work import OwnWork
 from .rank_exchange import RankExchange
 from .rank_judging import RankJudge, RankTimes, SlowRank
@@ -19,6 +20,7 @@ from .step_clock import StepClock
 from .step_numbers import PREFIX, StepNumbers
 
 FEATURE = "on_slow of slow_ranks"
+_numbers = count()
 
 
 class SlowRanks:
@@ -35,6 +37,7 @@ class SlowRanks:
         self._on_slow = on_slow
         self._local_phases = local_phases
         self._patience = patience
+        self._number = next(_numbers)  # the same on all ranks, which make as many
         self._found: deque[SlowRank] = deque()  # by the thread, for the loop
         self._work: OwnWork | None = None
         self._judge: RankJudge | None = None
@@ -55,7 +58,7 @@ class SlowRanks:
             return
         self._stop_sampling()
         self._work = None
-        known = (OTHER, *clock.phases)
+        known = (OTHER, *(phase for phase in clock.phases if phase not in NOT_IN_STEPS))
         unknown = [phase for phase in self._local_phases if phase not in known]
         if unknown:
             raise ValueError(f'"local_phases" must be phases of the loop, of {", ".join(known)}: {unknown!r}')
@@ -92,7 +95,7 @@ class SlowRanks:
         self._job, self._group = job, weakref.ref(group)
         self.slow, self.numbers = {}, {}
         self._judge = judge = RankJudge(self._patience)
-        self._exchange = RankExchange(*job, lambda ranks: self._compare(judge, ranks))
+        self._exchange = RankExchange(*job, lambda ranks: self._compare(judge, ranks), self._number)
 
     def _compare(self, judge: RankJudge, ranks: dict[int, RankTimes]) -> None:
         """Judge an interval, on the thread."""

@@ -13,13 +13,12 @@ from typing import Protocol
 from ...base.compat import gpu
 from ...base.guard import guard
 from ...base.job import rank, world_size
-from .judging import OTHER, SlowStep
+from .judging import NOT_IN_STEPS, OTHER, SlowStep
 from .step_clock import StepClock
 from .step_numbers import PREFIX, Count, Every, RecordedWindow, StepNumbers
 
 FEATURE = "a function of on_steps"
 NEVER = 1 << 62
-_NOT_IN_STEPS = ("evaluation", "checkpoint")  # phases whose time is no part of the times of steps
 
 
 class SyncTotals(Protocol):
@@ -150,12 +149,12 @@ class StepReports:
         first = interval.first_step + (interval.first_step == self._not_summed)
         durations, *phases = self._clock.columns(max(step - first, 0))
         times = dict(zip(self._clock.phases, phases, strict=True))
-        for name in _NOT_IN_STEPS:
+        for name in NOT_IN_STEPS:
             if any(times[name]):
                 durations = list(map(sub, durations, times[name]))
         timed = [ns for ns in durations if ns > 0] if 0 in durations else durations
         new = takewhile(lambda slow: slow is not interval.slow, reversed(self._slow_steps))
-        slow = [each for each in new if each.cause not in _NOT_IN_STEPS][::-1]
+        slow = [each for each in new if each.cause not in NOT_IN_STEPS][::-1]
         numbers: dict[str, int | float] = {"step": step - 1, "steps": len(timed), "slow_steps": len(slow)}
         if timed:
             numbers |= _times(timed)
@@ -184,7 +183,7 @@ class StepReports:
     def _phases(self, times: dict[str, list[int]], timed: Sequence[int]) -> Iterator[tuple[str, float]]:
         totals = {name: sum(column) for name, column in times.items()}
         self._seen |= {name for name, ns in totals.items() if ns}
-        in_steps = sum(ns for name, ns in totals.items() if name not in _NOT_IN_STEPS)
+        in_steps = sum(ns for name, ns in totals.items() if name not in NOT_IN_STEPS)
         shown = {name: ns for name, ns in totals.items() if name in self._seen}
         if shown:
             shown[OTHER] = sum(timed) - in_steps
