@@ -79,6 +79,12 @@ def test_ranks_with_different_work() -> None:
     assert [("backward", "its own past")] == [(each.phase, each.against) for _, each in told if each.rank == 0]
 
 
+def test_a_rank_that_becomes_faster() -> None:
+    """The other, which works as before, is now the slow one, but not compared with its past."""
+    told, _ = judged(2, 60, lambda interval, rank, _: -0.9 * (rank == 1 and interval >= 30))
+    assert {(0, "the other ranks")} == {(each.rank, each.against) for _, each in told}
+
+
 def test_what_is_small_or_rare_is_not_named() -> None:
     """Less than 5 % of a step is not worth a message; two intervals in a row may be chance."""
     assert [] == judged(4, 60, lambda _, rank, phase: 0.3 * ((rank, phase) == (1, "forward")))[0]

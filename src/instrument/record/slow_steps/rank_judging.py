@@ -25,7 +25,7 @@ _LEARNED = 16  # intervals after which its past counts
 _WARM_UP = 4  # intervals in which nothing is judged
 
 
-Past = defaultdict[tuple[int, str, str], deque[float]]
+Past = defaultdict[tuple[int, str, str], deque[tuple[float, float]]]
 
 
 class RankTimes(NamedTuple):
@@ -54,8 +54,8 @@ class SlowRank:
         step: the number of the last step of the interval.
         work_ns: the time of the phase on this rank, a step.
         others_ns: the median of the other ranks.
-        excess_ns: how much longer that is than on the others or, compared with the others, than in the past,
-            whichever has the higher score.
+        excess_ns: how much longer that is than on the others, or how much it grew compared with them, whichever
+            has the higher score.
         against: "the other ranks", "its own past", or both.
         score: how many times the noise ``excess_ns`` is (a robust z-score).
     """
@@ -81,10 +81,11 @@ class RankJudge:
     """Finds the slow ranks, interval by interval.
 
     The excess of a rank is its time of a phase above the median of the other ranks. A rank is slow if its excess,
-    or the growth of its excess above the median of its own past, is at least 5 % of a step and four times the
-    noise, in ``patience`` intervals in a row. The noise is the larger of two robust scales (median absolute
-    deviations): of the other ranks in this interval, and of the rank's own excess over time. What happens to all
-    ranks, such as longer sequences, changes no excess.
+    or its growth, is at least 5 % of a step and four times the noise, in ``patience`` intervals in a row. It grows
+    above the median of its own past, and at most as much as the time itself, as it also grows when the others
+    become faster. The noise is the larger of two robust scales (median absolute deviations): of the other ranks in
+    this interval, and of the rank's own excess over time. What happens to all ranks, such as longer sequences,
+    changes no excess.
 
     Args:
         patience: a number of intervals.
@@ -95,7 +96,7 @@ class RankJudge:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._past: Past = defaultdict(lambda: deque(maxlen=_REMEMBERED))  # excesses
+        self._past: Past = defaultdict(lambda: deque(maxlen=_REMEMBERED))  # excesses and times
         self._run: dict[tuple[int, str], int] = {}  # intervals in a row, up to the patience; falls when it is over
         self._steps_ns: deque[float] = deque(maxlen=_REMEMBERED)
         self._intervals = 0
@@ -151,13 +152,18 @@ class RankJudge:
                     part = _STAYS if (rank, phase) in self.slow else 1.0
                     verdict = _verdict(ordered, ns, ns - others_ns, past, step_ns, part)
                     if verdict is None or self._intervals <= _WARM_UP:
-                        past.append(ns - others_ns)
+                        past.append((ns - others_ns, ns))
                     else:
                         yield SlowRank(rank, phase, signal, ranks[rank].step, ns, others_ns, *verdict)
 
 
 def _verdict(
-    ordered: Sequence[float], ns: float, excess_ns: float, past: Sequence[float], step_ns: float, part: float
+    ordered: Sequence[float],
+    ns: float,
+    excess_ns: float,
+    past: Sequence[tuple[float, float]],
+    step_ns: float,
+    part: float,
 ) -> tuple[float, str, float] | None:
     """Return by how much a rank is slow, against what, and the score; None if it is not.
 
@@ -165,16 +171,17 @@ def _verdict(
         ordered: the times of all ranks, sorted.
         ns: the time of this one.
         excess_ns: how far it is above the median of the others.
-        past: its excess in the intervals before.
+        past: its excess and its time in the intervals before.
         step_ns: the length of a step.
         part: of the limits, is enough.
     """
     least = part * _LEAST * step_ns
-    usual = median(past) if past else 0.0
-    growth_ns = excess_ns - usual if len(past) >= _LEARNED else 0.0
+    excesses, times = zip(*past, strict=True) if past else ((), ())
+    usual = median(excesses) if past else 0.0
+    growth_ns = min(excess_ns - usual, ns - median(times)) if len(past) >= _LEARNED else 0.0
     if max(excess_ns, growth_ns) < least:
         return None  # as nearly always, so that the rest is rarely computed
-    noise = _SIGMA * median([abs(one - usual) for one in past] or [0.0])
+    noise = _SIGMA * median([abs(one - usual) for one in excesses] or [0.0])
     noise = max(_LEAST_NOISE * step_ns, noise * (1 + _CAUTION / max(len(past), 1)))
     others = list(ordered)
     others.remove(ns)
