@@ -97,6 +97,52 @@ def test_regions_of_other_threads_and_steps_that_are_recorded() -> None:
         assert {} == work.result()  # nothing was sampled since
 
 
+def test_what_runs_between_the_steps() -> None:
+    """Functions of on_steps and pauses, as for an evaluation, are no work, nor a reason to drop the sample."""
+    with instrument.black_box(on_steps=instrument.every(1, lambda _: compute(5))) as box:
+        box.step()
+        work = OwnWork(box.clock)
+        work.sample(10)
+        box.step()
+        for _ in range(2):
+            box.pause()
+            compute(5)
+            box.resume()
+            step(box, 2)
+        sampled = work.result()["cpu"]
+    assert 2e6 == pytest.approx(sum(sampled.values()), rel=0.5)
+
+
+def test_evaluation_and_checkpoint() -> None:
+    """They are part of no step, so that a rank that writes checkpoints is not slow."""
+    with instrument.black_box() as box:
+        box.step()
+        work = OwnWork(box.clock)
+        work.sample(1)
+        for phase in ("evaluation", "checkpoint", "backward"):
+            with instrument.annotate(phase):
+                compute(1)
+        box.step()
+        assert {"backward", "other"} == set(work.result()["cpu"])
+
+
+def test_other_steps_in_each_interval() -> None:
+    """So that work every ten steps is in few samples; the first two steps of an interval are in none."""
+    names = [f"step {number}" for number in range(10)]
+    with instrument.black_box(phases=names) as box:
+        work = OwnWork(box.clock)
+        sampled: list[str] = []
+        for _ in range(64):
+            work.sample(10)
+            for name in names:
+                with instrument.annotate(name):
+                    compute(0.02)
+                box.step()
+            sampled += {*work.result()["cpu"]} - {"other"}
+    assert set(names[2:]) == set(sampled)
+    assert max(map(sampled.count, names)) <= 10
+
+
 def test_the_clock_gets_its_time_back() -> None:
     """Also where the loop ends before the sampled step."""
     with instrument.black_box() as box:
@@ -111,7 +157,7 @@ def test_the_clock_gets_its_time_back() -> None:
 
 @pytest.mark.gpu
 def test_time_on_the_gpu() -> None:
-    """Where the program uses a GPU, one step is timed there, and CPU time shows nothing."""
+    """Where the program uses a GPU, one step is timed there without its pauses, and CPU time shows nothing."""
     import torch
 
     x = torch.ones(512, 512, device="cuda")
@@ -122,8 +168,12 @@ def test_time_on_the_gpu() -> None:
         with instrument.annotate("forward"):
             for _ in range(20):
                 x = x @ x
+        box.pause()
+        time.sleep(0.5)
+        box.resume()
         box.step()
         torch.cuda.synchronize()
         sampled = work.result()
     assert {"gpu"} == set(sampled)
     assert sampled["gpu"]["forward"] > 0
+    assert sum(sampled["gpu"].values()) < 0.5e9

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from time import thread_time_ns
 from typing import Any
 
 from ...base.compat import gpu
 from ...base.guard import guard
-from .judging import OTHER
+from .judging import NOT_IN_STEPS, OTHER
 from .step_clock import StepClock
 
 FEATURE = "sampling the work of a rank"
 _SKIPPED = 2  # steps after the call, in which loops log what they log every so many steps
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, spread evenly
 _SHARE = 100  # one step in so many is sampled, as the clock of CPU time is no cheap one (0.2 to 1 us)
 
 
@@ -39,7 +41,7 @@ class OwnWork:
         self._first = self._end = 0  # the sampled steps
         self._before_ns = 0  # CPU time at the last boundary
         self._cpu_ns: list[int] = []  # in the sampled steps, by column
-        self._events: list[tuple[int, Any]] = []  # at each boundary, with the column before it
+        self._events: list[tuple[int | None, Any]] = []  # at each boundary, with the column before it
         self._cuda: Any = None  # `torch.cuda` if it is in use
         self._is_whole = False  # so far; a profiler that records takes CPU time as well
 
@@ -48,14 +50,21 @@ class OwnWork:
         return self._clock is clock
 
     def sample(self, interval: int) -> None:
-        """Sample some of the next ``interval`` steps; called at the end of a step."""
+        """Sample some of the next ``interval`` steps; called at the end of a step.
+
+        They are others in each interval, as a rank may have more work every so many steps, and the same on all
+        ranks, as batches differ.
+        """
         self.stop()
         module = gpu.in_use()
         self._cuda = gpu.initialized("cuda") if module is not None else None
         self._events = []
         self._cpu_ns = [0] * len(self._columns) if module is None else []
-        self._first = self._clock.step_num + min(_SKIPPED, interval - 1)
-        self._end = self._first + (max(interval // _SHARE, 1) if module is None else 1)
+        begin, steps = self._clock.step_num, max(interval // _SHARE, 1) if module is None else 1
+        skipped = min(_SKIPPED, interval - 1)
+        turn = begin // interval * _GOLDEN % 1
+        self._first = begin + skipped + int(turn * max(interval - skipped - steps + 1, 1))
+        self._end = self._first + steps
         self._is_whole = True
         self._before_ns = thread_time_ns()
         self._usual, self._clock.now = self._clock.now, self._read
@@ -67,9 +76,7 @@ class OwnWork:
         sampled: dict[str, dict[str, float]] = {}
         if self._is_whole and steps > 0:
             if any(self._cpu_ns):
-                sampled["cpu"] = {
-                    phase: ns / steps for phase, ns in zip(self._columns, self._cpu_ns, strict=True) if ns
-                }
+                sampled["cpu"] = self._by_phase(ns / steps for ns in self._cpu_ns)
             if self._events and self._events[-1][1].query():
                 sampled["gpu"] = self._gpu_times()
         return sampled
@@ -88,27 +95,41 @@ class OwnWork:
             column = self._clock.open_column
             if column is None:
                 self._is_whole = False
-            elif self._cpu_ns:
-                cpu_ns = thread_time_ns()
-                if step >= self._first:
-                    self._cpu_ns[column] += cpu_ns - self._before_ns
-                self._before_ns = cpu_ns
-            elif self._cuda is not None:
-                self._record(column if step >= self._first else None)
+            else:
+                self._note(column if step >= self._first else None)
         return self._usual()
+
+    def leave_out(self) -> None:
+        """Take what ran since the last boundary for no work of the loop."""
+        if self._clock.now == self._read and self._first - 1 <= self._clock.step_num < self._end:
+            self._note(None)
+
+    def _note(self, column: int | None) -> None:
+        """Note the work since the last boundary, in no column if it does not count."""
+        if self._cpu_ns:
+            cpu_ns = thread_time_ns()
+            if column is not None:
+                self._cpu_ns[column] += cpu_ns - self._before_ns
+            self._before_ns = cpu_ns
+        elif self._cuda is not None:
+            self._record(column)
 
     @guard.contained(FEATURE)
     def _record(self, column: int | None) -> None:
-        """Record an event on the GPU; the time before the first sampled step has no column."""
         if gpu.current_stream_capturing():
             self._is_whole = False
             return
         event = self._cuda.Event(enable_timing=True)
         event.record()
-        self._events = [*(self._events if column is not None else []), (column or 0, event)]
+        self._events.append((column, event))
 
     def _gpu_times(self) -> dict[str, float]:
-        times = dict.fromkeys(self._columns, 0.0)
+        times = [0.0] * len(self._columns)
         for (_, begin), (column, end) in zip(self._events, self._events[1:], strict=False):
-            times[self._columns[column]] += begin.elapsed_time(end) * 1e6
-        return {phase: ns for phase, ns in times.items() if ns}
+            if column is not None:
+                times[column] += begin.elapsed_time(end) * 1e6
+        return self._by_phase(times)
+
+    def _by_phase(self, times: Iterable[float]) -> dict[str, float]:
+        named = zip(self._columns, times, strict=True)
+        return {phase: ns for phase, ns in named if ns and phase not in NOT_IN_STEPS}

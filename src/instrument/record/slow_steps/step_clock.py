@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..regions.region import Region
 from .judging import OPTIMIZER, SlowStep
+
+if TYPE_CHECKING:
+    from .own_work import OwnWork
 
 BLOCK = 32
 """The steps after which the usual step is computed again."""
@@ -75,7 +78,7 @@ class StepClock:
         review: Callable[[int, int], SlowStep | None],
     ) -> None:
         self.now: Callable[[], int] = perf_counter_ns
-        self.sampler: object = None
+        self.sampler: OwnWork | None = None
         self.phases = tuple(phases)
         self.first_step = first_step
         self._review = review
@@ -143,6 +146,8 @@ class StepClock:
 
     def leave_out(self) -> None:
         """Begin the current step now: what ran so far is part of no step."""
+        if self.sampler is not None:
+            self.sampler.leave_out()
         self._began_ns = self._since_ns = self._paused_ns = self.now()
 
     def _split_phase(self, now: int) -> None:
@@ -177,10 +182,12 @@ class StepClock:
     def resume(self) -> None:
         """Let the clock run again."""
         if self._opened_ns == _PAUSED:
+            self._opened_ns = _CLOSED
+            if self.sampler is not None:
+                self.sampler.leave_out()
             paused_ns = self.now() - self._paused_ns
             self._began_ns += paused_ns
             self.left_out_ns += 0 if self._held_since_ns else paused_ns
-            self._opened_ns = _CLOSED
         self.held_ns = self._held_since_ns = 0
 
     @property
