@@ -155,7 +155,8 @@ def slow_ranks(
     At every interval each rank publishes the times of its own work through the store of the job, from a thread: no
     collective, and no wait. Rank 0 compares what has arrived. As the ranks wait for the slowest one in their
     collectives, a phase with collectives is as long on all of them: the work there is the CPU time of the thread,
-    in sampled steps. In ``local_phases`` it is their time by the clock and, in a sampled step, on the GPU.
+    in sampled steps. In ``local_phases`` it is their time by the clock and, in a sampled step, on the GPU. For
+    several loops, all ranks make as many of these functions, in the same order.
 
     A slow rank is logged as a warning. The numbers that rank 0 gets next have ``ranks`` (how many were compared),
     ``slow_ranks`` (how many are slow) and, for the slowest in a phase, ``slow_rank_PHASE`` and
