@@ -63,7 +63,7 @@ def server_of(served: ServedFolders) -> MCPServer[Any]:
     )
 
 
-class _Tool(Tool):  # type: ignore[misc]  # no types without mcp
+class _Tool(Tool):  # type: ignore[misc, unused-ignore]
     """A tool that refuses wrong arguments as it refuses other questions."""
 
     async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
