@@ -6,13 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ..regions.region import Region
 from .judging import OPTIMIZER, SlowStep
-
-if TYPE_CHECKING:
-    from .own_work import OwnWork
 
 BLOCK = 32
 """The steps after which the usual step is computed again."""
@@ -25,6 +22,13 @@ _TORCH = (("enumerate(DataLoader)#", "data"), ("Optimizer.", "optimizer"))
 _ALSO = {"eval": "evaluation", "validate": "evaluation", "validation": "evaluation"}
 _SEPARATOR = re.compile(r"[./]")
 _MAX_NAMES = 4096  # names made in a loop, such as f"batch {i}", would otherwise be kept forever
+
+
+class Sampler(Protocol):
+    """What measures the work of some steps beside the clock, as `OwnWork`."""
+
+    def leave_out(self) -> None:
+        """Take what ran since the last boundary for no part of a step."""
 
 
 class TimedStep(NamedTuple):
@@ -78,7 +82,7 @@ class StepClock:
         review: Callable[[int, int], SlowStep | None],
     ) -> None:
         self.now: Callable[[], int] = perf_counter_ns
-        self.sampler: OwnWork | None = None
+        self.sampler: Sampler | None = None
         self.phases = tuple(phases)
         self.first_step = first_step
         self._review = review
