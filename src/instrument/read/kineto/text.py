@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from ...base.errors import TraceError
-from ..tables.trace import ReadLosses
+
+if TYPE_CHECKING:
+    from ..tables.trace import ReadLosses
 
 BLOCK = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -42,6 +44,8 @@ def read_json(path: Path) -> Any:
         TraceError: the file unpacks to far more than its size.
         OSError: it cannot be opened.
     """
+    from ..tables.trace import ReadLosses  # imports numpy
+
     with path.open("rb") as file:
         return _json(b"".join(read_blocks(path, file, ReadLosses())))
 
