@@ -55,6 +55,16 @@ def large_trace(path: Path, events: int = 400_000) -> None:
         file.write('{"ph": "X", "cat": "cpu_op", "name": "end", "pid": 1, "tid": 1, "ts": 1000000, "dur": 1}]}')
 
 
+def test_nothing_is_made_for_folders_that_do_not_exist(tmp_path: Path) -> None:
+    """The folder to write into is made once the others were checked."""
+    made = subprocess.run(
+        [*COMMAND, str(tmp_path / "nowhere"), "--out", str(tmp_path / "new")], capture_output=True, text=True
+    )
+    assert made.returncode
+    assert "not a folder" in made.stderr
+    assert not (tmp_path / "new").exists()
+
+
 def test_copies_of_an_archive_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was unpacked is removed under the guard of files, too, also from folders in the archive."""
     for name in ("served", "copies", "elsewhere"):
