@@ -20,6 +20,7 @@ from ...base.interrupts import Suppressed, is_interrupt
 from ...base.run_folder import BLACK_BOX
 from ..slow_steps.box import BlackBox
 from ..slow_steps.judging import SlowStep
+from ..slow_steps.step_numbers import RecordedWindow
 from .command_files import CommandFiles
 from .requests import WindowRequest
 
@@ -295,6 +296,10 @@ class SlowStepWindows:
         if self.box.step_num != first_step:
             self.box = BlackBox(first_step=first_step, **self._reported)
         self.box.start()
+
+    def add_window(self, window: RecordedWindow) -> None:
+        """Tell the functions of ``on_steps`` of a window that was recorded."""
+        self.box.reports.add_window(window)
 
     def after(self, end_step: Callable[[int], None]) -> Callable[[int], None]:
         """Return a function that calls ``end_step``, and then ends a step in the box."""

@@ -37,10 +37,10 @@ sync_totals: list[SyncTotals] = []
 class Interval:
     """The steps since the last call of one function, with the totals as they were then."""
 
-    def __init__(self, every: Every, first_step: int, windows: int, slow: SlowStep | None) -> None:
+    def __init__(self, every: Every, first_step: int, slow: SlowStep | None) -> None:
         self.every = every
         self.first_step = first_step
-        self.windows = windows
+        self.windows: list[RecordedWindow] = []  # that ended in it
         self.slow = slow
         self.totals = {name: _total(count) for name, count in every.counts.items()}
         self.sync_totals = sync_totals[0] if sync_totals else None
@@ -58,7 +58,7 @@ class StepReports:
         functions: the functions.
         clock: has the times of the steps.
         slow_steps: those of the box.
-        windows: the windows recorded so far, to which further ones are added.
+        windows: returns how many windows were recorded so far.
         run: the folder of the profile.
         on_called: called after the functions, whose time is to be part of no step.
 
@@ -74,7 +74,7 @@ class StepReports:
         functions: Sequence[Every],
         clock: StepClock,
         slow_steps: Sequence[SlowStep],
-        windows: Sequence[RecordedWindow] = (),
+        windows: Callable[[], int] = lambda: 0,
         run: Path | None = None,
         on_called: Callable[[], None] = lambda: None,
     ) -> None:
@@ -103,7 +103,12 @@ class StepReports:
         self._set_due_step(step)
 
     def _interval(self, function: Every, step: int) -> Interval:
-        return Interval(function, step, len(self._windows), next(reversed(self._slow_steps), None))
+        return Interval(function, step, next(reversed(self._slow_steps), None))
+
+    def add_window(self, window: RecordedWindow) -> None:
+        """Have the next call of each function tell of a window that was recorded."""
+        for each in self._intervals:
+            each.windows.append(window)
 
     def _set_due_step(self, step: int) -> None:
         self.due_step = min(((step // each.steps + 1) * each.steps for each in self._functions), default=NEVER)
@@ -116,7 +121,7 @@ class StepReports:
         step, self._calling = self._clock.step_num, True
         try:
             for number, interval in enumerate(self._intervals):
-                unreported = step > interval.first_step or len(self._windows) > interval.windows
+                unreported = step > interval.first_step or interval.windows
                 if interval.is_due(step) or (rest and unreported):
                     with guard.contained(FEATURE):
                         self._call(number, interval, step)
@@ -165,7 +170,7 @@ class StepReports:
         peak = getattr(gpu.in_use(), "max_memory_allocated", None)
         if peak is not None:
             numbers["memory_peak_bytes"] = peak()
-        numbers["windows"] = following.windows
+        numbers["windows"] = self._windows()
         for each in self._functions:
             numbers |= getattr(each.function, "numbers", {})
         return StepNumbers(
@@ -173,7 +178,7 @@ class StepReports:
             first_step=interval.first_step,
             durations_ns=timed,
             slow_steps=slow,
-            windows=self._windows[interval.windows : following.windows],
+            windows=interval.windows,
             rank=rank(),
             world_size=world_size(),
             run=self._run,

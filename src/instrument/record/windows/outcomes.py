@@ -48,7 +48,8 @@ class Outcomes:
         in_dry_run: whether the run is part of a dry run, which has nothing to record; set when it starts.
         manifest: holds the lines of the windows.
         sender: has the windows finished in another process.
-        recorded: the windows that were saved.
+        recorded: how many windows were saved.
+        on_recorded: called with each of them.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class Outcomes:
         self._with_line: set[int | str] = set()  # the labels of the windows that have a line
         self._open: OpenWindow | None = None
         self.worst_steps: Callable[[], list[str]] = list
-        self.recorded: list[RecordedWindow] = []
+        self.recorded = 0
+        self.on_recorded: Callable[[RecordedWindow], None] = lambda _: None
 
     @property
     def excluded(self) -> bool:
@@ -144,9 +146,8 @@ class Outcomes:
         line = {**entry, "status": "partial" if missing else "recorded", "reason": reason}
         first, last = recording.steps or (recording.opened_at_step, recording.opened_at_step)
         saved = tuple(packed(path) if path == recording.capture.raw else path for path in files)
-        self.recorded.append(
-            RecordedWindow(entry["window"], saved, first, last, entry["start_ns"], entry["end_ns"])
-        )
+        self.recorded += 1
+        self.on_recorded(RecordedWindow(entry["window"], saved, first, last, entry["start_ns"], entry["end_ns"]))
         read = self._prints_summary and self.holds_steps(recording)
         ranks = self._ranks_of(recording.window) if recording.steps is not None else []
         diagnose = read and self._options.diagnose

@@ -92,9 +92,10 @@ class Profile(ScheduleFollower):
         if options.black_box or options.on_steps:
             slow_steps = self._slow_steps = SlowStepWindows(
                 self.request if options.black_box else None, options.trigger_steps,
-                on_steps=options.on_steps or (), windows=self._outcomes.recorded, run=out,
+                on_steps=options.on_steps or (), windows=lambda: self._outcomes.recorded, run=out,
                 on_called=self._leave_out_since_end,
             )  # fmt: skip
+            self._outcomes.on_recorded = slow_steps.add_window
         told = [
             each.counts["samples"] for each in options.on_steps or () if isinstance(each.counts["samples"], int)
         ]
