@@ -39,7 +39,7 @@ class TimeSum(NamedTuple):
 
 
 class TimeSumsError(TraceError):
-    """A profile that is no trace: it has sums of GPU time by name and no timeline.
+    """A profile without a timeline, which is not a trace: it has sums of GPU time by name.
 
     Attributes:
         sums: the sums, the largest first.

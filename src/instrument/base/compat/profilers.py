@@ -229,7 +229,7 @@ def custom_config(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a profile with ``custom_profiler_config`` where torch takes it.
 
     Raises:
-        TypeError: it is no mapping or string.
+        TypeError: it is neither a mapping nor a string.
         ValueError: there is an ``experimental_config`` as well, which holds it, or torch has no such backend.
     """
     from torch._C._profiler import _ExperimentalConfig

@@ -35,7 +35,7 @@ torch_npu."""
 _PART = re.compile("read|write", re.IGNORECASE)  # of the traffic
 _STACK = re.compile(r"HBM \d")  # of the memory
 _HELD = 1.5  # periods: what follows a longer gap is not known
-ALONE = 0.95  # of the time of a sample, for it to speak of the work in it
+ALONE = 0.95  # the share of a sample in which only the work in question runs, for the sample to count
 _LEAST_SAMPLES, _LEAST_SHARE = 3, 0.1  # of a family's time, to be told
 _KNOWN = 0.9  # of the window, for a sum over it
 _MOST = 200  # counters; the others have fewer samples

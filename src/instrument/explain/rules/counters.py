@@ -113,7 +113,7 @@ def _fall(facts: TraceFacts, device: int, clock: Counter, fall: float) -> _Fall 
 
 
 def _in_work(facts: TraceFacts, device: int, counter: Counter) -> tuple[Array, Array]:
-    """Return how long a GPU works in each sample, and which samples speak of its work, not of its pauses."""
+    """Return how long a GPU works in each sample, and which samples lie in its work, not in its pauses."""
     starts, ends = counter.times
     times = facts.times_of(facts.gpus[device])
     works = covered_ns(times, starts, ends)

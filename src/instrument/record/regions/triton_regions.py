@@ -67,14 +67,24 @@ class LaunchRegions:
             yield Patch(jit.JITFunction, "run", self._around_run)
             yield Patch(self._compiler.CompiledKernel, "__getitem__", self._around_binding)
 
-    def _around_run(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_run(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        return self._around_launch(run, lambda function, *_: str(function.__name__))
+
+    def _around_binding(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def run(function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        def bind(kernel: Any, grid: Any) -> Any:
+            return self._around_launch(original(kernel, grid), lambda *_: str(kernel.name))
+
+        return bind
+
+    def _around_launch(self, launch: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:
+        @functools.wraps(launch)
+        def run(*args: Any, **kwargs: Any) -> Any:
             if kwargs.get("warmup") or not (shown := self._shown):
-                return original(function, *args, **kwargs)
-            token = self._enter(shown, make(str(function.__name__), None, None, CATEGORY, None))
+                return launch(*args, **kwargs)
+            token = self._enter(shown, make(name_of(*args), None, None, CATEGORY, None))
             try:
-                return original(function, *args, **kwargs)
+                return launch(*args, **kwargs)
             except BaseException as error:
                 leave_no_frame(error)
                 raise
@@ -82,26 +92,6 @@ class LaunchRegions:
                 self._leave(token)
 
         return run
-
-    def _around_binding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def bind(kernel: Any, grid: Any) -> Any:
-            launch = original(kernel, grid)
-
-            @functools.wraps(launch)
-            def run(*args: Any, **kwargs: Any) -> Any:
-                token = self._enter(self._shown, make(str(kernel.name), None, None, CATEGORY, None))
-                try:
-                    return launch(*args, **kwargs)
-                except BaseException as error:
-                    leave_no_frame(error)
-                    raise
-                finally:
-                    self._leave(token)
-
-            return run
-
-        return bind
 
 
 class _Scopes(list[list[Any]]):

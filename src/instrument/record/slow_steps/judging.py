@@ -19,7 +19,7 @@ PHASES = ("data", "forward", "backward", "optimizer", "evaluation", "checkpoint"
 """The phases that the regions of this library and of its adapters show."""
 
 NOT_IN_STEPS = ("evaluation", "checkpoint")
-"""Phases whose time is no part of the times of steps."""
+"""Phases that are taken out of the times of steps."""
 
 OPTIMIZER = 1 + PHASES.index("optimizer")
 """The column of the phase that may contain others, as a closure computes the loss in it."""

@@ -14,7 +14,7 @@ from .step_clock import StepClock
 FEATURE = "sampling the work of a rank"
 _SKIPPED = 2  # steps after the call, in which loops log what they log every so many steps
 _GOLDEN = (5**0.5 - 1) / 2  # its multiples, modulo 1, spread evenly
-_SHARE = 100  # one step in so many is sampled, as the clock of CPU time is no cheap one (0.2 to 1 us)
+_SHARE = 100  # one step in so many is sampled, as each reading of CPU time takes 0.2 to 1 us
 
 
 class OwnWork:
