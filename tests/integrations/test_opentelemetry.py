@@ -365,7 +365,7 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_exporter_that_cannot_start(
     lenient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failure is logged, and the numbers that follow are dropped."""
+    """A failure is logged, the numbers that follow are dropped, and no thread of the SDK is left."""
     telemetry = instrument.OpenTelemetry()
     monkeypatch.setattr(opentelemetry, "_resource", partial(int, "none"))
     telemetry(numbers())
@@ -373,6 +373,7 @@ def test_an_exporter_that_cannot_start(
     inbox = telemetry._inbox
     telemetry.close()
     assert inbox.empty()
+    assert not any(thread.name.startswith("Otel") for thread in threading.enumerate())
 
 
 @pytest.fixture(scope="module")

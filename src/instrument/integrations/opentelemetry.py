@@ -213,11 +213,12 @@ def _own_meter_provider(kinds: list[Any], numbers: StepNumbers, stack: ExitStack
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-    readers = [
-        kind() if issubclass(kind, MetricReader) else PeriodicExportingMetricReader(_of_this_process(kind()))
-        for kind in kinds
+    resource, made = _resource(numbers), [kind() for kind in kinds]
+    readers = [  # made last: each starts a thread
+        each if isinstance(each, MetricReader) else PeriodicExportingMetricReader(_of_this_process(each))
+        for each in made
     ]
-    provider = MeterProvider(readers, resource=_resource(numbers), shutdown_on_exit=False)
+    provider = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
     stack.callback(provider.shutdown)
     return provider
 
