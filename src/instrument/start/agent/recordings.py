@@ -21,11 +21,11 @@ _LISTED = 2_000
 
 OF_RUNS = {
     "folders.windows.steps": "First and last step that the window recorded, from 0.",
-    "folders.windows.timing.recorded_ns": "Sum of the lengths of its steps in ns, on the CPU.",
-    "folders.windows.timing.run_steps": "Steps of the run until then.",
-    "folders.windows.timing.usual_ns": "Median length in ns of the steps of the run that are not slow.",
+    "folders.windows.timing.recorded_ns": "Median length of the steps that it recorded in ns, on the CPU.",
+    "folders.windows.timing.run_steps": "Steps of the run so far, with up to 20 after the window.",
+    "folders.windows.timing.usual_ns": "Mean length in ns of the steps of the run so far that are not slow.",
     "folders.phases.blocks": "Recorded blocks of the phase.",
-    "folders.phases.median_ns": "Median of their lengths in ns.",
+    "folders.phases.median_ns": "Median length of a block in ns; of several windows, the median of their medians.",
     "folders.files.bytes": "Size of the file.",
 }
 _OF_ONE = {
