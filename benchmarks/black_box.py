@@ -76,8 +76,8 @@ def numbers() -> None:
 
         def profile(**options: Any) -> Callable[[], object]:
             prof = loops.enter_context(instrument.profile(folder, schedule=never, **options))
-            if prof._slow_steps is not None:
-                prof._slow_steps.box.usual.slow = 1e9  # no step of a benchmark is slow
+            if prof._profile_box is not None:
+                prof._profile_box.box.usual.slow = 1e9  # no step of a benchmark is slow
             return prof.step
 
         candidates = {

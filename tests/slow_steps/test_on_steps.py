@@ -26,7 +26,7 @@ def box_with(make: Callable[..., BlackBox]) -> Callable[..., BlackBox]:
     """Make boxes that run, with the functions of ``on_steps``."""
 
     def made(*on_steps: Any, **options: Any) -> BlackBox:
-        return make(on_steps=chosen_functions(on_steps), **options)
+        return make(reported=step_reports.Reported(chosen_functions(on_steps) or ()), **options)
 
     return made
 

@@ -16,8 +16,8 @@ from ...base.units import counted, duration, integer
 from ..regions.dispatch import active
 from .judging import OTHER, PHASES, Alarms, Periods, PhaseTime, SlowStep, UsualStep
 from .step_clock import BLOCK, StepClock, TimedStep
-from .step_numbers import Every, OnSteps, chosen_functions
-from .step_reports import StepReports
+from .step_numbers import OnSteps, chosen_functions
+from .step_reports import NOBODY, Reported, StepReports
 
 FEATURE = "the black box"
 _MAX_SLOW_STEPS = 1000
@@ -49,16 +49,15 @@ class BlackBox:
         phases: Sequence[str] = (),
         first_step: int = 0,
         on_slow: Callable[[SlowStep], Any] | None = None,
-        on_steps: Sequence[Every] = (),
-        **reported: Any,
+        reported: Reported = NOBODY,
     ) -> None:
-        steps = max(steps, *(each.steps for each in on_steps), BLOCK)
+        steps = max(steps, *(each.steps for each in reported.functions), BLOCK)
         self.clock = StepClock(steps, list(dict.fromkeys((*PHASES, *phases))), first_step, self._review)
         self.end_step = self.clock.end_step
         self.slow_steps: deque[SlowStep] = deque(maxlen=_MAX_SLOW_STEPS)
         self.worst: list[SlowStep] = []
         self.usual = UsualStep(slow)
-        self.reports = StepReports(on_steps, self.clock, self.slow_steps, **reported)
+        self.reports = StepReports(reported, self.clock, self.slow_steps)
         self._alarms = Alarms(cooldown, cap)
         self._on_slow = on_slow
         self._periods = Periods()
@@ -407,10 +406,10 @@ def black_box(
         raise ValueError(f'"phases" must be names of regions other than "{OTHER}": {phases!r}')
     if on_slow is not None and not callable(on_slow):
         raise TypeError(f'"on_slow" must be a function: {on_slow!r}')
-    functions = chosen_functions(on_steps) or ()
+    reported = Reported(chosen_functions(on_steps) or ())
     box = BlackBox(
         steps, slow=slow, cooldown=cooldown, cap=cap, phases=names, first_step=first_step, on_slow=on_slow,
-        on_steps=functions,
+        reported=reported,
     )  # fmt: skip
     box.start(follow=True)
     return box

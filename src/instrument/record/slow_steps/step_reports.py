@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import sub
 from pathlib import Path
@@ -51,16 +52,33 @@ class Interval:
         return step // self.every.steps > self.first_step // self.every.steps
 
 
-class StepReports:
-    """The functions of ``on_steps`` for the steps of one clock.
+@dataclass(frozen=True)
+class Reported:
+    """Who gets the numbers of a loop, and what is in them besides its times.
 
-    Args:
-        functions: the functions.
-        clock: has the times of the steps.
-        slow_steps: those of the box.
+    Attributes:
+        functions: those of ``on_steps``.
         windows: returns how many windows were recorded so far.
         run: the folder of the profile.
         on_called: called after the functions, whose time is to be part of no step.
+    """
+
+    functions: Sequence[Every] = ()
+    windows: Callable[[], int] = int
+    run: Path | None = None
+    on_called: Callable[[], object] = bool
+
+
+NOBODY = Reported()  # without functions
+
+
+class StepReports:
+    """Calls the functions of ``on_steps`` for the steps of one clock.
+
+    Args:
+        reported: the functions, and what they get.
+        clock: has the times of the steps.
+        slow_steps: those of the box.
 
     Raises:
         ValueError: from ``use_clock`` of a function that has this method.
@@ -69,28 +87,18 @@ class StepReports:
         due_step: the number of steps done at which the next function is called.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[Every],
-        clock: StepClock,
-        slow_steps: Sequence[SlowStep],
-        windows: Callable[[], int] = lambda: 0,
-        run: Path | None = None,
-        on_called: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._functions = functions
+    def __init__(self, reported: Reported, clock: StepClock, slow_steps: Sequence[SlowStep]) -> None:
+        self._reported = reported
+        self._functions = reported.functions
         self._clock = clock
         self._slow_steps = slow_steps
-        self._windows = windows
-        self._run = run
-        self._on_called = on_called
         self._process = os.getpid()  # a forked child reports nothing
         self._calling = False
         self._seen: set[str] = set()  # phases
         self._not_summed = clock.first_step
         self.due_step = NEVER
         self._intervals: list[Interval] = []
-        for each in functions:
+        for each in self._functions:
             if hasattr(each.function, "use_clock"):
                 each.function.use_clock(clock)
 
@@ -128,7 +136,7 @@ class StepReports:
         finally:  # an interrupt leaves the loop as it would without these functions
             self._calling = False
             self._set_due_step(self._clock.step_num)
-            self._on_called()
+            self._reported.on_called()
 
     def _call(self, number: int, interval: Interval, step: int) -> None:
         if os.getpid() == self._process:
@@ -170,7 +178,7 @@ class StepReports:
         peak = getattr(gpu.in_use(), "max_memory_allocated", None)
         if peak is not None:
             numbers["memory_peak_bytes"] = peak()
-        numbers["windows"] = self._windows()
+        numbers["windows"] = self._reported.windows()
         for each in self._functions:
             numbers |= getattr(each.function, "numbers", {})
         return StepNumbers(
@@ -181,7 +189,7 @@ class StepReports:
             windows=interval.windows,
             rank=rank(),
             world_size=world_size(),
-            run=self._run,
+            run=self._reported.run,
             totals={**waits, **_taken(interval, following)},
         )
 

@@ -26,12 +26,14 @@ from ...base.units import integer
 from ..cuda_graphs import GraphFollower
 from ..exporters.exporter import Exporter
 from ..planning.agreement import NOTICE_S, Agreement
+from ..planning.profile_box import ProfileBox
 from ..planning.ranks import chosen_ranks
 from ..planning.requests import RequestedWindows, WindowRequest
 from ..planning.schedule import Schedule
-from ..planning.triggers import SlowStepWindows, Triggers
+from ..planning.triggers import Triggers
 from ..regions.annotation import annotate
 from ..slow_steps.box import BlackBox
+from ..slow_steps.step_reports import Reported
 from ..stepping.explicit_steps import program_steps
 from .driver import Driver, ProfileOptions
 from .schedule_follower import ForgottenStep, ScheduleFollower, running_profiles
@@ -90,19 +92,19 @@ class Profile(ScheduleFollower):
         self._triggers = triggers
         schedule.open_ended = bool(triggers) or options.black_box
         if options.black_box or options.on_steps:
-            slow_steps = self._slow_steps = SlowStepWindows(
-                self.request if options.black_box else None, options.trigger_steps,
-                on_steps=options.on_steps or (), windows=lambda: self._outcomes.recorded, run=out,
-                on_called=self._leave_out_since_end,
-            )  # fmt: skip
-            self._outcomes.on_recorded = slow_steps.add_window
+            reported = Reported(
+                options.on_steps or (), lambda: self._outcomes.recorded, out, self._leave_out_since_end
+            )
+            request = self.request if options.black_box else None
+            box = self._profile_box = ProfileBox(request, options.trigger_steps, reported)
+            self._outcomes.on_recorded = box.add_window
         told = [
             each.counts["samples"] for each in options.on_steps or () if isinstance(each.counts["samples"], int)
         ]
         if told:
             self._metadata[SAMPLES] = str(told[0])
         if options.black_box:
-            self._outcomes.worst_steps = lambda: slow_steps.worst
+            self._outcomes.worst_steps = lambda: box.worst
         if os.environ.get("KINETO_USE_DAEMON"):
             self.step = self._step_for_daemon  # type: ignore[method-assign]  # without a daemon `step` costs nothing
         self._forgotten_step = ForgottenStep()
@@ -145,8 +147,8 @@ class Profile(ScheduleFollower):
         if not self._threads_in_phase:
             self._run_times.enter_phase()
         self._threads_in_phase.append(thread)
-        if self._slow_steps is not None:
-            self._slow_steps.box.pause()
+        if self._profile_box is not None:
+            self._profile_box.box.pause()
 
     def resume_steps(self, thread: int) -> None:
         """Count calls of `step` on ``thread`` again, unless it is in an outer phase or `suspend_steps` failed."""
@@ -154,8 +156,8 @@ class Profile(ScheduleFollower):
             self._threads_in_phase.remove(thread)
             if not self._threads_in_phase:
                 self._run_times.leave_phase()
-        if self._slow_steps is not None and self._recording is None and not self._threads_in_phase:
-            self._slow_steps.box.resume()
+        if self._profile_box is not None and self._recording is None and not self._threads_in_phase:
+            self._profile_box.box.resume()
 
     def begin_epoch(self, step: int | None = None) -> None:
         """Note that ``step``, by default the current one, is the first of an epoch."""
@@ -226,7 +228,7 @@ class Profile(ScheduleFollower):
         if self._paused:
             self._paused = False
             self._follow_schedule()
-            self._time_slow_steps()
+            self._time_steps()
             self.report_steps()
             self._run_times.begin()
         if self._started or self._calling_on_trace_ready or not settings.enabled:
@@ -247,7 +249,7 @@ class Profile(ScheduleFollower):
             program_steps.follow(self)
         self._schedule.records_planned = not self._outcomes.excluded
         if not self._outcomes.in_dry_run:
-            self._begin_slow_steps()
+            self._begin_profile_box()
         if self._never_records:
             self.report_steps()
             return
@@ -293,10 +295,10 @@ class Profile(ScheduleFollower):
                 )
 
     @guard.contained("the black box")
-    def _begin_slow_steps(self) -> None:
-        if self._slow_steps is not None:
-            self._slow_steps.begin(self.step_num)
-            self._end_timed_step = self._slow_steps.after(self._run_times.end_step)
+    def _begin_profile_box(self) -> None:
+        if self._profile_box is not None:
+            self._profile_box.begin(self.step_num)
+            self._end_timed_step = self._profile_box.after(self._run_times.end_step)
 
     def _detach(self) -> None:
         if self._graphs is not None:
@@ -305,8 +307,8 @@ class Profile(ScheduleFollower):
         self._regions.remove()
         self._triggers.end()
         self._forgotten_step.remove()
-        if self._slow_steps is not None:
-            self._slow_steps.box.halt()
+        if self._profile_box is not None:
+            self._profile_box.box.halt()
             self._end_timed_step = self._run_times.end_step
         if self._agreement is not None:
             self._agreement.end()
@@ -325,7 +327,7 @@ class Profile(ScheduleFollower):
     @property
     def black_box(self) -> BlackBox | None:
         """The black box that times the steps, if the profile has one."""
-        return self._slow_steps.box if self._slow_steps is not None and self._options.black_box else None
+        return self._profile_box.box if self._profile_box is not None and self._options.black_box else None
 
     def _request_and_answer(self, request: WindowRequest) -> dict[str, Any]:
         """Make a request; return what `instrument trigger` prints about it.

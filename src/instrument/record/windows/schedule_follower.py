@@ -113,8 +113,8 @@ class ScheduleFollower(WindowRecorder):
         if self._started:
             if self._recording is None:
                 self._pass_windows(step, reached, reason)
-            if self._slow_steps is not None:
-                self._slow_steps.box.go_to(step)
+            if self._profile_box is not None:
+                self._profile_box.box.go_to(step)
             self._advance()
 
     def _pass_windows(self, step: int, reached: int, reason: str) -> None:
@@ -144,20 +144,20 @@ class ScheduleFollower(WindowRecorder):
         finally:
             self._follow_schedule()
             self.report_steps()
-            self._time_slow_steps()
+            self._time_steps()
             if self._requests and self._started and not self._paused:  # made meanwhile
                 self._next_due_step = min(self._next_due_step, self.step_num + 1)
             self._run_times.leave_out_since_end()
 
-    def _time_slow_steps(self) -> None:
+    def _time_steps(self) -> None:
         """Have the black box time the current step, unless it is recorded."""
-        if self._slow_steps is not None:
-            self._slow_steps.box.resume() if self._recording is None else self._slow_steps.box.hold()
+        if self._profile_box is not None:
+            self._profile_box.box.resume() if self._recording is None else self._profile_box.box.hold()
 
     def report_rest(self) -> None:
         """Report the steps since the last call of the functions of ``on_steps``."""
-        if self._slow_steps is not None:
-            self._slow_steps.box.reports.report(rest=True)
+        if self._profile_box is not None:
+            self._profile_box.box.reports.report(rest=True)
 
     def report_steps(self) -> None:
         """Have the next step reported, if there are listeners for the steps that the program marks."""
@@ -307,15 +307,15 @@ class ScheduleFollower(WindowRecorder):
         raise NotImplementedError
 
     def _finish(self) -> None:
-        if self._slow_steps is not None:
-            self._slow_steps.box.reports.end()
+        if self._profile_box is not None:
+            self._profile_box.box.reports.end()
         with guard.contained("ending"):
             lengths = self._run_times.lengths(self.step_num)
             self._outcomes.report()
             self._sender.finish()
             self._outcomes.report_lengths(lengths)
-            if self._slow_steps is not None and self._options.black_box:
-                self._outcomes.say(self._slow_steps.nothing_slow)
+            if self._profile_box is not None and self._options.black_box:
+                self._outcomes.say(self._profile_box.nothing_slow)
             if not self._calling_on_trace_ready:  # else on_trace_ready called `stop`
                 steps = self.step_num - self._first
                 self._outcomes.warn_if_nothing_was_recorded(
@@ -397,8 +397,8 @@ class ScheduleFollower(WindowRecorder):
         if self._recording is not None:
             self._break_window(self._recording, begun=begun, cut=cut)
         self._times.cancel()
-        if self._slow_steps is not None:
-            self._slow_steps.box.pause()
+        if self._profile_box is not None:
+            self._profile_box.box.pause()
             self.report_rest()
         self._complete_last_window(self.step_num)
         if wait:
@@ -458,8 +458,8 @@ class ScheduleFollower(WindowRecorder):
         if left and self._recording is not None:
             self._fail_window(self._recording.window, CaptureError(reason))
         self._complete_last_window(self.step_num)
-        if self._slow_steps is not None:
-            self._slow_steps.box.reports.end()
+        if self._profile_box is not None:
+            self._profile_box.box.reports.end()
         self._sender.finish()
         self._notify_idle()
         self._end_was_interrupted = False

@@ -29,9 +29,9 @@ from ..allocator_history.window_memory import WindowMemory, too_early
 from ..cuda_graphs import cuda_graphs
 from ..exporters.exporter import Exporter
 from ..handover.manifest import size_of
+from ..planning.profile_box import ProfileBox
 from ..planning.requests import SCHEDULE, RequestedWindows, WindowRequest
 from ..planning.schedule import NEVER, StepAction, Window
-from ..planning.triggers import SlowStepWindows
 from ..regions import dispatch, region
 from .driver import Driver, ProfileOptions
 from .outcomes import Outcomes, loop_ended
@@ -121,7 +121,7 @@ class WindowRecorder:
     _started = False
     _next_due_step = NEVER  # the next step at which something is due
     _next_fold_step = BLOCK  # the next step at which the times of steps are added up
-    _slow_steps: SlowStepWindows | None = None  # with a black box
+    _profile_box: ProfileBox | None = None  # with a black box
     out = Path()
     step_num = 0
     _first = 0  # the number of the first step
@@ -414,7 +414,7 @@ class WindowRecorder:
         with recording.cost.stall():
             traces = recording.capture.save(self._folder(window), stem)
             compiled = recording.compile_log.save(stem) if recording.compile_log is not None else None
-        box = self._slow_steps if self._options.black_box else None
+        box = self._profile_box if self._options.black_box else None
         times = box.write(traces[0]) if box is not None and traces else None
         files = [path for path in (*traces, compiled, times) if path is not None]
         self._last_trace_bytes = sum(size_of(path) or 0 for path in traces)
