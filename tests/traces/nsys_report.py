@@ -22,6 +22,7 @@ MEMSET = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYNC = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 NVTX = "NVTX_EVENTS"
+METRICS = "GPU_METRICS"
 REPORTS = {  # since 2023.4; before
     "cuda_gpu_kern_sum": "gpukernsum",
     "cuda_api_sum": "cudaapisum",
@@ -79,6 +80,14 @@ class Database:
         kind = {"eventType": 59, "domainId": 0} | columns
         self.add(NVTX, start, end, textId=self.string(name), globalTid=tid, **kind)
 
+    def sample(self, metric: str, gpu: int, time: int, value: int) -> None:
+        """Add a sample of a metric, as ``--gpu-metrics-devices`` takes them."""
+        about = {"typeId": 0x1234_0000 + gpu, "metricId": sum(metric.encode()), "metricName": metric}
+        if ("TARGET_INFO_GPU_METRICS", about) not in self.rows:
+            self.rows.append(("TARGET_INFO_GPU_METRICS", about))
+        sampled = {name: about[name] for name in ("typeId", "metricId")}
+        self.rows.append((METRICS, {"rawTimestamp": time, "timestamp": time, **sampled, "value": value}))
+
     def write(self, path: Path) -> Path:
         """Write all rows to a new or an existing database."""
         with closing(sqlite3.connect(path)) as connection, connection:
@@ -87,7 +96,8 @@ class Database:
             tables["StringIds"] = [{"id": id, "value": text} for text, id in self.strings.items()]
             for table, rows in tables.items():
                 if table not in there:
-                    connection.execute(f"CREATE TABLE {table} ({', '.join(map(_typed, _columns(rows)))})")
+                    typed = [_typed(table, name) for name in _columns(rows)]
+                    connection.execute(f"CREATE TABLE {table} ({', '.join(typed)})")
                 for row in rows:
                     places = ", ".join(f'"{name}"' for name in row)
                     marks = ", ".join("?" * len(row))
@@ -99,8 +109,8 @@ def _columns(rows: Iterable[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row)) or ["id"]
 
 
-def _typed(name: str) -> str:
-    if name in ("value", "text", "name", "jsonText", "utcTime"):
+def _typed(table: str, name: str) -> str:
+    if table != METRICS and name in ("value", "text", "name", "jsonText", "utcTime"):
         return f'"{name}" TEXT'
     return f'"{name}" INTEGER' + " PRIMARY KEY" * (name == "id")
 
@@ -132,6 +142,7 @@ def one_of_each_kind() -> Database:
     database.add("OSRT_API", 600, 700, nameId=database.string("poll"), globalTid=tid)
     database.span("step", 0, 1000, tid, eventType=60, domainId=2, int64Value=17)
     database.add(NVTX, 0, None, eventType=75, text="instrument", domainId=2, globalTid=tid)
+    database.sample("SMs Active [Throughput %]", 0, 250, 80)
     return database
 
 
@@ -155,6 +166,9 @@ def random_database(seed: int) -> Database:
         database.span("cross", 20, 400, first, eventType=60, endGlobalTid=thread(process, 2))
         database.span("open", last // 2, None, first, eventType=60, domainId=3)
     database.add(NVTX, last + 1_000_000, None, eventType=34, text="the end", domainId=0, globalTid=thread(1001, 1))
+    for metric in ("SMs Active [Throughput %]", "GPC Clock Frequency [MHz]"):
+        for time in range(0, last, 100):
+            database.sample(metric, 0, time, dice.randrange(100))
     return database
 
 

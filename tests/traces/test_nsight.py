@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import instrument
 from instrument.base.errors import TraceError
 from instrument.read.measures.launches import projection
 from instrument.read.profilers import nsight_report
@@ -22,7 +23,7 @@ from instrument.read.profilers.nsight import read_nsight
 from instrument.read.tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET
 from instrument.read.tables.trace import Coverage, Device, Thread, Trace
 from tests.support import nsys
-from tests.traces.nsys_report import Database, one_of_each_kind, random_database, stats, thread
+from tests.traces.nsys_report import HOST, Database, one_of_each_kind, random_database, stats, thread
 
 PROGRAM = """
     import sys
@@ -399,3 +400,33 @@ def test_damaged_report(kept: int, real: tuple[nsys.Report, Path], tmp_path: Pat
     with pytest.raises(TraceError, match=r"cut\.nsys-rep: nsys export failed: \w+"):
         read_nsight(path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_sampled_metrics(tmp_path: Path) -> None:
+    """SM activity, traffic and clock are counters of their GPU; the clock, written in Hz, is in MHz as named."""
+    database, tid, place = one_of_each_kind(), thread(42, 43), {"globalPid": HOST + (42 << 24), "streamId": 7}
+    database.call("cudaLaunchKernel", 100_000, 100_010, tid, 1)
+    database.kernel("gemm_f16", 200_000, 1_200_000, correlationId=1, **place)
+    for time in range(100_000, 2_000_000, 100_000):
+        for gpu, active in ((0, 80), (1, 50)):
+            database.sample("SMs Active [Throughput %]", gpu, time, active)
+            database.sample("DRAM Read Bandwidth [Throughput %]", gpu, time, 40)
+            database.sample("DRAM Write Bandwidth [Throughput %]", gpu, time, 20)
+            database.sample("GPC Clock Frequency [MHz]", gpu, time, 1_980_000_000)
+            database.sample("Compute Warps in Flight [Avg]", gpu, time, 4)
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
+    rows = instrument.metrics(trace)["counter_table"]
+    assert {(row["name"], row["device"]): (row["unit"], row["mean"], row["samples"]) for row in rows} == {
+        (name, gpu): (unit, value, 19 + (name.startswith("SMs") and not gpu))
+        for gpu, active in ((0, 80.0), (1, 50.0))
+        for name, unit, value in (
+            ("SMs Active [Throughput %]", "%", active),
+            ("DRAM Read Bandwidth [Throughput %]", "%", 40.0),
+            ("DRAM Write Bandwidth [Throughput %]", "%", 20.0),
+            ("GPC Clock Frequency [MHz]", "MHz", 1980.0),
+        )
+    }
+    (family,) = (row for row in instrument.metrics(trace)["counted_families"] if row["family"] == "gemm")
+    assert (0.8, 0.6) == (family["sm_active"], pytest.approx(family["dram_share"]))
+    assert 250 == trace.counters.start_ns.min()
+    assert "GPU_METRICS" not in {each.partition(":")[0] for each in trace.lost.reasons}

@@ -53,13 +53,13 @@ def throttled_clock(facts: TraceFacts, *, fall: float = 0.05) -> Iterator[Findin
     """The clock of the multiprocessors falls while kernels run.
 
     Needs samples of the clock, such as torch 2.14 records with ``custom_profiler_config`` and
-    ``enable_environment_counters``. The clock that counts as held is the highest at which 5 % of the GPU's work
-    ran; what comes before that is a GPU that wakes up. An idle GPU may lower its clock: a sample counts if work
-    runs at its instant and for 95 % of the time until the next one. The time to win is the time of each kernel in
-    such samples times the missing share of the clock; kernels that communicate, or whose operators the memory
-    bounds, do not count. If power and temperature were sampled, the finding says what they were, and whether the
-    power was at its highest, if it was lower in other work, or at its limit, if that was sampled. A clock that is
-    low in the whole window does not show.
+    ``enable_environment_counters``, or Nsight Systems with ``--gpu-metrics-devices``. The clock that counts as
+    held is the highest at which 5 % of the GPU's work ran; what comes before that is a GPU that wakes up. An idle
+    GPU may lower its clock: a sample counts if work runs at its instant and for 95 % of the time until the next
+    one. The time to win is the time of each kernel in such samples times the missing share of the clock; kernels
+    that communicate, or whose operators the memory bounds, do not count. If power and temperature were sampled,
+    the finding says what they were, and whether the power was at its highest, if it was lower in other work, or at
+    its limit, if that was sampled. A clock that is low in the whole window does not show.
     """
     clocks = {device: facts.counters.one("clock", device) for device in facts.gpus}
     require(any(clocks.values()), "the trace has no samples of the clock")

@@ -16,6 +16,7 @@ from ..tables.lanes import map_unique
 from ..tables.links import assemble
 from ..tables.table import COLUMNS, KERNEL, MEMCPY, MEMSET, Array, join_parts
 from ..tables.trace import Trace
+from .nsight_metrics import read_metrics
 from .nsight_report import (
     CALLS,
     GRAPHS,
@@ -152,8 +153,9 @@ def read_nsight(path: Path) -> Trace:
     Memcpys, memsets and synchronizations have the names that torch.profiler gives them. A CUDA graph that was
     recorded as a whole is one kernel named ``CUDA graph N``. The ranges of `instrument.profile` around steps are
     in `Trace.steps`; its ranges around windows, marks, and calls of cuDNN, cuBLAS and the operating system are in
-    `Trace.others`. ``metadata["unfinished_ranges"]`` is the number of ranges without an end, which last until the
-    end of the trace.
+    `Trace.others`; sampled metrics of a GPU's SMs, memory and clock are in `Trace.counters`.
+    ``metadata["unfinished_ranges"]`` is the number of ranges without an end, which last until the end of the
+    trace.
 
     `Trace.args` reads the file again, and exports a ``.nsys-rep`` again.
 
@@ -175,6 +177,8 @@ def read_nsight(path: Path) -> Trace:
         ranges, unfinished = read_nvtx_ranges(report, origins, int(max(ends)))
         others = [columns["others"], ranges["others"]]
         columns |= ranges | {"others": join_parts(COLUMNS["others"], others)}
+        if metrics := read_metrics(report):
+            columns["counters"] = metrics
         processes = len(np.unique(columns["gpu"]["correlation"] >> 32))
         rank, world = rank_and_world(report) if processes <= 1 else (None, None)
         about = {"processes": origins.process_names(), "unfinished_ranges": unfinished}

@@ -34,9 +34,10 @@ MEMSETS = "CUPTI_ACTIVITY_KIND_MEMSET"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 SYNCS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 RANGES = "NVTX_EVENTS"
+SAMPLES = "GPU_METRICS"
 LIBRARIES = {"OSRT_API": "osrt", "CUDNN_EVENTS": "cudnn", "CUBLAS_EVENTS": "cublas"}
 
-_EVENTS = (KERNELS, GRAPHS, MEMCPYS, MEMSETS, CALLS, SYNCS, RANGES, *LIBRARIES)
+_EVENTS = (KERNELS, GRAPHS, MEMCPYS, MEMSETS, CALLS, SYNCS, RANGES, *LIBRARIES, SAMPLES)
 _ROWS = 1 << 40  # an event is the number of its table, times this, plus its row
 _EXPORT_SECONDS = 600
 _VERSION_SECONDS = 20
@@ -85,12 +86,13 @@ class NsightReport:
             if isinstance(name, str)
         }
 
-    def rows(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
+    def rows(self, table: str, numbers: Sequence[str], where: str = "", /, **texts: Sequence[str]) -> Array:
         """Return the rows of a table.
 
         Args:
             table: the name of the table; a missing table has no rows.
             numbers: columns that become 64-bit integers.
+            where: a clause of SQL that chooses rows.
             texts: columns that become numbers of `strings`; of each tuple, the first that is not NULL.
 
         Returns:
@@ -105,7 +107,9 @@ class NsightReport:
         for number in ("ifnull({0}, {1})", "CASE typeof({0}) WHEN 'integer' THEN {0} ELSE {1} END"):
             read = [number.format(self._column(table, name), MISSING) for name in numbers]
             try:
-                return np.fromiter(self._query(table, self._select(table, [rowid, *read, *written])), fields)
+                return np.fromiter(
+                    self._query(table, self._select(table, [rowid, *read, *written], where)), fields
+                )
             except (TypeError, ValueError, OverflowError):
                 continue
         self.lost.add(f"{table}: columns of unexpected types")
@@ -113,7 +117,7 @@ class NsightReport:
 
     def events(self, table: str, numbers: Sequence[str], **texts: Sequence[str]) -> Array:
         """Return the rows of a table with valid times, as `rows` does, with ``start`` and ``end``."""
-        rows = self.rows(table, ("start", "end", *numbers), **texts)
+        rows = self.rows(table, ("start", "end", *numbers), "", **texts)
         return self.drop_invalid_times(table, rows)
 
     def drop_invalid_times(self, table: str, rows: Array) -> Array:
@@ -192,8 +196,14 @@ class NsightReport:
 
 def event_columns(table: str, rows: Array) -> dict[str, Array]:
     """Return the columns that every table of a trace has, except the name."""
-    event = _EVENTS.index(table) * _ROWS + rows["rowid"] % _ROWS
-    return {"start_ns": rows["start"], "duration_ns": rows["end"] - rows["start"], "event": event}
+    duration_ns = rows["end"] - rows["start"]
+    return {"start_ns": rows["start"], "duration_ns": duration_ns, "event": event_numbers(table, rows)}
+
+
+def event_numbers(table: str, rows: Array) -> Array:
+    """Return the number of each event, with which `NsightReport.row` finds it."""
+    numbers: Array = _EVENTS.index(table) * _ROWS + rows["rowid"] % _ROWS
+    return numbers
 
 
 def minus_one_for_missing(values: Array) -> Array:
