@@ -80,7 +80,7 @@ class Database:
         kind = {"eventType": 59, "domainId": 0} | columns
         self.add(NVTX, start, end, textId=self.string(name), globalTid=tid, **kind)
 
-    def sample(self, metric: str, gpu: int, time: int, value: int) -> None:
+    def sample(self, metric: str, gpu: int, time: int | None, value: int | None) -> None:
         """Add a sample of a metric, as ``--gpu-metrics-devices`` takes them."""
         about = {"typeId": 0x1234_0000 + gpu, "metricId": sum(metric.encode()), "metricName": metric}
         if ("TARGET_INFO_GPU_METRICS", about) not in self.rows:

@@ -429,4 +429,14 @@ def test_sampled_metrics(tmp_path: Path) -> None:
     (family,) = (row for row in instrument.metrics(trace)["counted_families"] if row["family"] == "gemm")
     assert (0.8, 0.6) == (family["sm_active"], pytest.approx(family["dram_share"]))
     assert 250 == trace.counters.start_ns.min()
-    assert "GPU_METRICS" not in {each.partition(":")[0] for each in trace.lost.reasons}
+    assert not trace.lost
+
+
+def test_samples_without_a_time_or_a_value(tmp_path: Path) -> None:
+    """They are counted as lost; the others are read."""
+    database = one_of_each_kind()
+    for time, value in ((None, 7), (300, None), (1 << 62, 7), (400, 60)):
+        database.sample("SMs Active [Throughput %]", 0, time, value)
+    trace = read_nsight(database.write(tmp_path / "made.sqlite"))
+    assert [(250, 80), (400, 60)] == list(zip(trace.counters.start_ns, trace.counters.value, strict=True))
+    assert (3, ["GPU_METRICS: without a time or a value"]) == (trace.lost.events, list(trace.lost.reasons))

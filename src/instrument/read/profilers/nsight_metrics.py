@@ -37,7 +37,11 @@ def read_metrics(report: NsightReport) -> dict[str, Array]:
     name = map_unique_pairs(
         rows["typeId"], rows["metricId"], lambda *key: report.strings[names[key]] if key in names else -1
     )
-    good = (name >= 0) & (np.abs(rows["timestamp"]) < LATEST) & (rows["value"] != MISSING)
+    time = rows["timestamp"]
+    good = (time > -LATEST) & (time < LATEST) & (rows["value"] != MISSING)
+    if not good.all():
+        report.lost.add(f"{SAMPLES}: without a time or a value", events=int((~good).sum()))
+    good &= name >= 0
     rows, name, value = rows[good], name[good], rows["value"][good].astype(float)
     clocks = [report.strings[text] for text in set(names.values()) if text.endswith(_CLOCK)]
     in_hz = np.isin(name, clocks) & (value > _LEAST_HZ)
