@@ -20,21 +20,22 @@ _NAMED_BY = {"operator": "operators", "region": "regions", "module": "frames", "
 
 MEANINGS = {
     "name": "name, as the file has it",
-    "start_ns": "start in ns, from the start of the recorded steps; negative before them",
+    "start_ns": "start in ns, from the first step's start (without steps: the recording's) or, if that is later, "
+    "from the end of the GPU work launched before the recording",
     "end_ns": "end in ns, on the clock of start_ns",
     "duration_ns": "duration in ns",
     "delay_ns": "time in ns from the start of the call that launched the work to the start of the work",
     "step": "number of the step that launched the work; of other events, of the step in which they start",
     "operator": "innermost operator that launched the work",
-    "region": "innermost region that launched the work",
+    "region": "innermost region around the launch, on its thread or else on the one that waits for it",
     "module": "innermost nn.Module that launched the work",
     "launch": "call of the runtime that launched the work",
-    "parent": "name of the event around it",
+    "parent": "name of the event around it; of autograd's outermost regions, of the region that waits for them",
     "thread": "thread of the program",
     "device": "number of the GPU",
     "stream": "stream of the GPU",
     "category": "category, as the file has it",
-    "bytes": "bytes: of a copy; of memory allocated, negative of memory freed",
+    "bytes": "bytes copied or set; of memory, allocated or (negative) freed",
     "blocks": "blocks of the kernel's grid",
     "block_threads": "threads of a block",
     "registers": "registers of a thread",
@@ -43,8 +44,8 @@ MEANINGS = {
     "occupancy_percent": "estimated achieved occupancy in %",
     "collective": "name of the collective",
     "group": "process group",
-    "elements_in": "elements that a rank sends",
-    "elements_out": "elements that a rank receives",
+    "elements_in": "elements of the collective's input on this rank",
+    "elements_out": "elements of its output",
     "dtype": "type of the elements",
     "short_name": "name of the kernel without what the compiler added",
     "family": "kind of kernel, such as a matmul",
@@ -52,16 +53,17 @@ MEANINGS = {
     "types": "types of the inputs",
     "scalars": "values of inputs that are no tensors",
     "peer": "rank at the other end",
-    "allocated_bytes": "bytes that the allocator had allocated then",
-    "reserved_bytes": "bytes that it had reserved then",
+    "allocated_bytes": "bytes that the allocator had allocated after it",
+    "reserved_bytes": "bytes that the allocator had reserved after it",
     "device_type": "torch's number of the type of device: 0 CPU, 1 CUDA",
     "value": "value of the counter",
     "unit": "unit of the counter, as its name says it",
     "number": "number of the step",
 }
 _FUNCTIONS = {
-    "count": "number of rows", "sum": "sum of", "mean": "mean of", "median": "median of", "min": "least",
-    "max": "greatest", "p95": "95th percentile of",
+    "count": "number of rows", "sum": "sum of the known values:", "mean": "mean of the known values:",
+    "median": "median of the known values:", "min": "least", "max": "greatest",
+    "p95": "95th percentile, by rank, of the known values:",
 }  # fmt: skip
 
 
@@ -105,6 +107,8 @@ class Column:
 def _unit(name: str, text: bool) -> str:
     if text:
         return "text"
+    if name == "value":
+        return "that of the column unit"
     for unit in ("ns", "bytes", "percent"):
         if name == unit or name.endswith(f"_{unit}"):
             return "%" if unit == "percent" else unit
