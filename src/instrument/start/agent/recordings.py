@@ -29,34 +29,48 @@ OF_RUNS = {
     "folders.files.bytes": "Size of the file.",
 }
 _OF_ONE = {
-    "peak_bytes": "Most bytes that torch's allocator had allocated; null without a history.",
-    "reserved_bytes": "Bytes that it had from the driver then.",
-    "cached_bytes": "Part of reserved_bytes that was not in use.",
-    "before_bytes": "Part of peak_bytes allocated before the recording.",
+    "peak_bytes": "Most bytes in use at once: as asked for, until freed for all streams. Null without a history: "
+    "the peak is then the end.",
+    "reserved_bytes": "Bytes that torch's allocator had from the driver then.",
+    "cached_bytes": "reserved_bytes without the bytes in use, at least 0.",
+    "before_bytes": "Part of peak_bytes that is older than the history.",
     "known_bytes": "Part of peak_bytes whose line is known.",
-    "inferred_bytes": "Part whose category was inferred from other evidence.",
+    "inferred_bytes": "Part without a line whose category other evidence shows.",
     "unknown_bytes": "Part of which nothing is known.",
-    "uses.bytes": "Bytes in use at the peak of this line, modules, region and category; their sum is peak_bytes.",
+    "uses.bytes": "Bytes in use at the peak of this line, modules, region, category, evidence; they add up to it.",
     "uses.blocks": "In how many blocks.",
-    "largest_blocks.bytes": "The same, of the largest blocks.",
-    "growth.bytes": "Bytes that steps left behind at this line.",
+    "largest_blocks.bytes": "The same of blocks of one size; the largest size first.",
+    "growth.bytes": "Bytes that complete steps allocated at this line, and that are in use at the end.",
     "state.reserved_bytes": "Bytes from the driver at the end.",
-    "state.used_bytes": "Bytes in use at the end.",
-    "state.largest_hole_bytes": "Largest free piece of them at the end.",
-    "failed": "Allocations that failed.",
+    "state.used_bytes": "Bytes of the blocks in use at the end.",
+    "state.largest_hole_bytes": "Largest free piece of a segment at the end.",
+    "failed": "Allocations of the history that failed.",
+    "failures.bytes": "What was asked for.",
+    "failures.used_bytes": "Bytes in use then.",
+    "failures.reserved_bytes": "Bytes from the driver then.",
+    "failures.largest_hole_bytes": "Largest free piece of a segment then, of the stream that asked.",
+    "failures.device_free_bytes": "Bytes that the driver had left; -1: not known.",
+    "failures.limit_bytes": "Memory that the GPU had for the program.",
+    "driver_traffic.returns.bytes": "Bytes given back to the driver.",
+    "driver_traffic.taken_later_bytes": "Bytes taken from the driver after the first recorded step.",
     "larger_batch.factor": "How many times as large the batch can be; null: that is not known, or nothing grows.",
     "larger_batch.growing_bytes": "Bytes at the peak that grow with the batch.",
     "larger_batch.fixed_bytes": "Bytes at the peak that do not.",
-    "larger_batch.doubled_bytes": "Peak with twice the batch.",
+    "larger_batch.doubled_bytes": "Peak with twice the batch, at any time: >= fixed_bytes + 2 * growing_bytes.",
     "larger_batch.limit_bytes": "Memory that the GPU has for the program.",
-    "larger_batch.largest": "The largest batch.",
+    "larger_batch.largest": "batch * factor, rounded down.",
 }
 OF_MEMORY = _OF_ONE | {
     "change_bytes": "Peak after - peak before.",
     **{f"{side}.{name}": text for side in ("before", "after") for name, text in _OF_ONE.items()},
     **{
-        f"{name}.change_bytes": "Part of change_bytes; all parts add up to it."
+        f"{name}.{side}_bytes": text
         for name in ("changes", "changes_by_region")
+        for side, text in (
+            ("before", "Its bytes at the peak before."),
+            ("after", "Its bytes at the peak after."),
+            ("change", "Part of change_bytes; all parts add up to it."),
+        )
     },
 }
 
