@@ -21,67 +21,72 @@ from ...explain.waits.report import as_dict as syncs_as_dict
 from ...read.tables.trace import Trace
 from .answers import quoted
 from .expressions import SEARCHED, compiled
+from .recordings import OF_RUNS
 
 Answer = dict[str, Any]
 Show = Literal["findings", "time", "metrics", "regions", "idle_gaps", "operators", "job", "memory", "abstained"]
 
-_STEPS = "Recorded steps; 1 without steps, as the window then counts as one."
+_STEPS = "Recorded steps of {}; 1 without steps, as the window then counts as one."
+_LENGTH = "in ns, each from the end of the one before to its own, GPU work included."
 OF_DIAGNOSIS = {
     **DEFINITIONS,
     **{name.replace("roofline.", "operators."): text for name, text in DEFINITIONS.items()},
-    "steps": _STEPS,
-    "waits.ns": "Time per step in ns that is on the critical path; the classes add up to the step.",
+    "steps": _STEPS.format("the process that has most"),
+    "waits.ns": "Time per step in ns that is on the critical path; the classes add up to the step (rounded).",
     "waits.win_ns": "How much shorter a step would be in ns without that class, in a replay.",
-    "gpu.ns": "Time per step in ns; the parts add up to the step.",
+    "gpu.ns": "Time per step in ns, of several GPUs as if they were one; adds up to the step (rounded).",
     "cpu_work.ns": "Part of the class overhead of the critical path, per step in ns.",
-    "idle_by_cause.ns": "Idle time of the GPU per step in ns.",
+    "idle_by_cause.ns": "Time per step in ns in which no GPU works.",
+    "phases.blocks": OF_RUNS["folders.phases.blocks"],
+    "phases.median_ns": OF_RUNS["folders.phases.median_ns"],
     "hidden.hidden_ns": DEFINITIONS["findings.hidden_ns"],
 }
 OF_PLAN = {
     **{name.removeprefix("plan."): text for name, text in DEFINITIONS.items() if name.startswith("plan.")},
     "self_error": DEFINITIONS["replay.self_error"],
-    "whatif": "All changes as arguments of whatif: '--launch 0.1x' is launch='0.1x'.",
+    "whatif": "All changes as arguments of whatif: '--launch 0.1x --fix a' is launch='0.1x', fix=['a'].",
 }
 OF_WHAT_IF = {
-    "before_ns": "Mean recorded length of a step in ns.",
+    "before_ns": f"Mean length of the recorded steps {_LENGTH}",
     "step_ns": "Predicted length in ns, the mean over the steps.",
     "win_ns": "before_ns - step_ns.",
     "self_error": DEFINITIONS["replay.self_error"],
     "max_error": DEFINITIONS["replay.max_error"],
-    "steps": _STEPS,
-    "critical_path.total_ns": "Length of the critical path of all steps with the change, in ns.",
+    "steps": _STEPS.format("all processes"),
+    "critical_path.total_ns": "Length in ns of the critical path of all steps, in the replay with the change.",
     "critical_path.classes.ns": "Part of total_ns; the classes add up to it.",
     "critical_path.parts.ns": "Part of total_ns in this region and class.",
-    "critical_path.off_path.ns": "Sum of the durations of GPU work of that name, never on the critical path.",
-    "critical_path.off_path.slack_ns": "How much longer it could take without a longer step, at least.",
+    "critical_path.off_path.ns": "Sum of the recorded durations of that name in the steps, never on the path.",
+    "critical_path.off_path.slack_ns": "How much later any of it could end without a later end of the last step.",
 }
 OF_COMPARISON = {
-    "before_ns": "Lower median of the lengths of the steps before the change, in ns.",
+    "before_ns": f"Lower median of the lengths of the steps before the change {_LENGTH}",
     "after_ns": "The same after the change.",
     "delta_ns": "after_ns - before_ns.",
     "relative": "delta_ns / before_ns.",
-    "p_value": "Probability of such a difference if the true change is at most 0.5 %; null: too few steps.",
+    "p_value": "Probability of such a difference if the true change is at most 0.5 %; null: too few or "
+    "too dependent steps.",
     "detectable": "Smallest relative change that these samples show in 80 % of cases.",
-    "steps": "Numbers of steps before and after.",
+    "steps": "Numbers of steps before and after; 1 without steps.",
     "kinds.ns": "Part of delta_ns; the kinds add up to it.",
     "parts.ns": "Part of delta_ns: after_ns - before_ns of the part; all parts add up to delta_ns.",
-    "parts.before_ns": "Its time in the median step before, in ns.",
-    "parts.after_ns": "Its time in the median step after, in ns.",
-    "parts.before_calls": "How often it occurs in that step before.",
-    "parts.after_calls": "How often it occurs in that step after.",
+    "parts.before_ns": "Its time in the median step before, in ns; each moment counts for one part.",
+    "parts.after_ns": "The same after.",
+    "parts.before_calls": "Kernels and copies, or pieces of other time, that it has in that step before.",
+    "parts.after_calls": "The same after.",
 }
 OF_SYNCS = {
     "steps": "Steps that were checked; 0: the whole recording counts as one step.",
     "syncs_per_step": "Most synchronizations that are not allowed in any one step.",
-    "median_syncs": "Median over the steps of the same.",
+    "median_syncs": "Lower median over the steps of their number.",
     "dropped": "Synchronizations at places that are not listed.",
-    "findings.count": "Synchronizations of this operation at this place, in the whole recording.",
-    "findings.per_step": "Mean number in a step; those outside steps do not count.",
-    "findings.outside": "Number outside the steps.",
+    "findings.count": "Synchronizations of this operation at this place in the whole recording, one per operator.",
+    "findings.per_step": "Mean number in a step; those outside steps do not count. Without steps, all.",
+    "findings.outside": "Number outside the steps. Without steps, all.",
     "findings.bytes": "Bytes of the copies, all together.",
     "findings.blocked_ns": "Time in ns that the CPU was blocked in all timed calls.",
     "findings.timed": "Number of timed calls.",
-    "findings.idle_ns": "Time in ns that the calls left the GPU idle.",
+    "findings.idle_ns": "Gaps in the GPU's work in which these calls end, in ns, at most as long as they blocked.",
     "findings.step": "Number of the first step with such a call.",
 }
 
