@@ -130,6 +130,16 @@ def test_synchronizations(tmp_path: Path, steps: bool) -> None:
     assert given == ([4, 2, 1, 6, 5 / 4, 1] if steps else [0, 6, 6, 6, 6, 6])
 
 
+def test_freed_memory(tmp_path: Path) -> None:
+    """A byte that is freed is -1, which is known, while -1 stands for unknown elsewhere."""
+    loop = recorded(40)
+    for at, size in ((1, 512), (2, -1), (3, -511)):
+        about = {"Bytes": size, "Addr": 4_096, "Device Type": 0, "Device Id": -1}
+        loop.events.append(loop.event("cpu_instant_event", "[memory]", at, at) | {"ph": "i", "args": about})
+    answer = query_answer(diagnose(loop.trace(tmp_path)), Query("memory", aggregates=[Aggregate("sum", "bytes")]))
+    assert (answer["data"]["rows"], answer["data"]["matched_rows"]) == ([[0]], 3)
+
+
 def test_memory(tmp_path: Path) -> None:
     """Memory is in use, in the sizes asked for, until its free completes; without a history, the end is known."""
     events = [

@@ -373,7 +373,8 @@ class Diagnosis(Page):
 VERSION = 1
 
 DEFINITIONS = {
-    "step_ns": "Mean time of a step in ns, from the start of the first to the end of the last one's GPU work.",
+    "step_ns": "Mean time of a step in ns: from the start of the first, or the end of earlier GPU work if that is "
+    "later, to the end of the last one's GPU work.",
     "stretch": "Median step in the window / median step outside; null if the run has no manifest.",
     "stretch_range": "Lower and upper bound of stretch, given how much the steps vary; null like stretch.",
     "goodput.flops": "Floating-point operations of matmuls, attention and convolutions per step.",

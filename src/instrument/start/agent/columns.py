@@ -160,7 +160,7 @@ def column_of(trace: Trace, rows: Table, name: str, origin: int) -> Column:
         return _linked(name, rows[name], getattr(trace, _NAMED_BY[name]))
     if name in TEXT:
         return Column(name, rows[name], rows[name] > 0, rows.strings)
-    return _with_unknown(name, rows[name])
+    return _with_unknown(name, rows)
 
 
 def _linked(name: str, links: Array, named: Table) -> Column:
@@ -172,9 +172,10 @@ def _numbers(name: str, values: Array, known: Array) -> Column:
     return Column(name, values.astype(np.int64), known)
 
 
-def _with_unknown(name: str, values: Array) -> Column:
-    """Return numbers; the value for unknown is that of the first table with such a column."""
-    missing = next(columns[name][1] for columns in COLUMNS.values() if name in columns)
+def _with_unknown(name: str, rows: Table) -> Column:
+    """Return numbers; what stands for unknown is that of the table which the rows are of."""
+    kinds = (columns for columns in COLUMNS.values() if name in columns and columns.keys() <= set(rows))
+    values, missing = rows[name], next(columns[name][1] for columns in kinds)
     if np.isnan(missing):
         return Column(name, np.nan_to_num(values), ~np.isnan(values))
     known = values != missing if missing else np.ones(len(values), bool)

@@ -111,9 +111,7 @@ def query_answer(diagnosis: Diagnosis, query: Query) -> Answer:
     values = [column.shown(answered) for column in made]
     return {
         "summary": f"{len(rows):,} of {total:,} rows match; {len(answered):,} of {len(order):,} rows follow.",
-        **context_of(
-            diagnosis, "the whole recording; start_ns and end_ns count from the start of the recorded steps"
-        ),
+        **context_of(diagnosis, "the whole recording; the definition of start_ns says where its clock begins"),
         "data": {
             "table": query.table,
             "matched_rows": len(rows),
