@@ -23,7 +23,7 @@ from instrument.show.sections.diagnosis import plan_section
 from instrument.start.cli import app
 from tests.diagnosis.made_loops import GEMM, MadeLoop
 from tests.replay.machine import Machine
-from tests.replay.test_step_waits import LOADER, REPLAYED, Action, actions, record
+from tests.replay.test_step_waits import LOADER, Action, actions, record
 from tests.support.shared_traces import shared
 
 MS = 1_000_000
@@ -120,19 +120,6 @@ def test_a_plan_of_any_program(program: list[Action]) -> None:
         found = diagnose(record(program, marked=marked).trace())
         check(found)
         check_wins(found)
-
-
-@pytest.mark.parametrize("name", REPLAYED)
-def test_real_traces(name: str) -> None:
-    """Rows and predictions agree, and so do the change that a finding names and what it wins in a replay."""
-    found = diagnose(shared(name))
-    assert found.waits is not None
-    check(found)
-    check_wins(found)
-    for finding in found.findings:
-        if finding.change and finding.replayed_ns is not None and finding.win_ns is not None:
-            won = found.what_if().before_ns - (step_with(found, finding.change) or 0)
-            assert finding.replayed_ns == min(max(won, 0), finding.win_ns), finding.rule
 
 
 def test_output() -> None:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from instrument.base.units import duration
 from instrument.explain.diagnosis.diagnose import diagnose
-from instrument.explain.replay.critical_path import critical_path
+from instrument.explain.replay.critical_path import CriticalPath, critical_path
 from instrument.explain.replay.replay import Change, Replayer, SavedWork, mean_ns
 from instrument.explain.replay.step_waits import StepWaits, removals, step_waits
-from instrument.read.jobs.read import content_of, read_trace
-from instrument.read.measures.summary import summarize
-from instrument.show.sections.diagnosis import overview_section
 from instrument.show.text.diagnosis import evidence_texts
-from instrument.start.cli import app
 from tests.support.shared_traces import shared
 
 from .machine import Costs, Machine
@@ -132,52 +125,6 @@ def test_the_bound_wins_most(program: list[Action]) -> None:
         assert won >= most - 0.05 * found.step_ns
 
 
-WITH_STEPS = [
-    "deepseek_train_h800.json.gz", "hta_nccl_data.json.gz", "hta_ns_resolution.json.gz",
-    "hta_tracediff_control.json.gz", "kineto_tb_resnet50_nw0_v100.json.gz", "pairs/hta_test_v100.json.gz",
-    "pairs/resnet50_workers4_a.json.gz", "tl_h100_bert_small.json.gz", "tl_h100_owlv2.json.gz",
-    "tl_h100_qwen05b.json.gz", "tl_mi300_bert_small.json.gz", "tl_mi300_resnet_actckpt.json.gz",
-    *(f"param_dlrm_8rank_r{rank}.json.gz" for rank in range(8)),
-]  # fmt: skip
-
-
-WITHOUT_STEPS = [
-    "critical_path/simple_add_input.json.gz", "hta_alexnet_cudasync.json.gz",
-    "hta_event_sync_multistream.json.gz", "hta_gpu_user_annotation.json.gz", "kineto_docs_after_fix.json",
-    "labelled/conv_07_transposed.json.gz", "labelled/gemm_01_compute_few_tiles.json.gz",
-    "labelled/sdpa_01_long_seq_low_eff.json.gz", "labelled/sdpa_03_short_seq_overhead.json.gz",
-    "nsys/mfu_2gpu_after.sqlite", "nsys/mfu_2gpu_before.sqlite", "param_resnet_kineto.json.gz",
-    "tl_torch_compile_triton.json.gz", "tl_vllm_decode_full_cudagraph.json.gz",
-]  # fmt: skip
-NOT_REPLAYED = ["hta_large_integer.json.gz", "nsys/h100_2gpu_1s.sqlite", "tl_rocprofv3_908_results.json.gz"]
-REPLAYED = WITH_STEPS + WITHOUT_STEPS
-
-
-@pytest.mark.parametrize("name", WITHOUT_STEPS + NOT_REPLAYED)
-def test_one_length(name: str) -> None:
-    """Without steps, all that names a length of the recording names the same one."""
-    path = shared(name)
-    found = diagnose(path, what_if=False)
-    assert not found.has_steps
-    assert found.facts is not None
-    assert (found.waits is None) == (name in NOT_REPLAYED)
-    overview = overview_section(found)
-    assert overview is not None
-    lengths = {
-        found.step_ns,
-        found.what_if().before_ns,
-        summarize(found.facts.trace).step_ns,
-        content_of(found.facts.trace).window_ns,
-        overview["step_ns"],
-        sum(found.parts.values()),
-    }
-    assert len(lengths) == 1
-    said = " ".join(CliRunner().invoke(app, ["summarize", str(path)]).stdout.split())
-    assert found.verdict in said
-    assert f"Where the time went: {duration(found.step_ns)}" in said
-    assert found.waits is None or "the loop" not in said  # one sentence says what bounds the step
-
-
 def test_a_gpu_that_is_busy_at_first() -> None:
     """A recording without steps begins when the GPU has done what was launched before, recorded or not."""
     machine = Machine()
@@ -189,24 +136,6 @@ def test_a_gpu_that_is_busy_at_first() -> None:
     assert found.step_ns == 4 * (4_000 * US + Costs().stream)
     assert (found.waits is not None, found.what_if().before_ns) == (True, found.step_ns)
     assert found.parts["overhead"] == 0
-
-
-@pytest.mark.parametrize("name", REPLAYED)
-def test_real_traces(name: str) -> None:
-    """The laws hold on real traces, where `whatif` and the diagnosis also have one length of a step."""
-    path: Path = shared(name)
-    found = diagnose(path)
-    assert found.waits is not None
-    assert found.replayer is not None
-    check_parts(found.waits, found.step_ns)
-    assert found.what_if().before_ns == pytest.approx(found.step_ns, abs=1)
-    assert {*found.waits.wins} <= {*removals(found.replayer)}
-    ties = {
-        each
-        for each, ns in found.waits.wins.items()
-        if ns >= max(found.waits.wins.values()) - 0.05 * found.step_ns
-    }
-    assert found.bound is None or ("compute" if found.bound == "memory" else found.bound) in ties
 
 
 def test_a_loader_is_named_before_busy_kernels() -> None:
@@ -223,7 +152,11 @@ def test_a_loader_is_named_before_busy_kernels() -> None:
 
 def check_one_path(replayer: Replayer, change: Change) -> None:
     """Check that the critical path that `whatif` shows has the parts that the diagnosis names, after a change."""
-    path, waits = critical_path(replayer, change), step_waits(replayer, change)
+    check_path(critical_path(replayer, change), step_waits(replayer, change))
+
+
+def check_path(path: CriticalPath, waits: StepWaits) -> None:
+    """Check that the parts of a critical path are those of the steps."""
     classes, whole = path.by_class(), max(sum(waits.parts.values()), 1)
     assert sum(classes.values()) == path.total_ns
     for name, ns in waits.parts.items():
@@ -239,14 +172,6 @@ def test_one_critical_path(program: list[Action]) -> None:
     """The parts of a step are those of its critical path, as recorded and after a change."""
     replayer = Replayer(record(program).trace())
     for change in (Change(), CHEAPER_CPU, removals(replayer)["input"]):
-        check_one_path(replayer, change)
-
-
-@pytest.mark.parametrize("name", REPLAYED)
-def test_one_critical_path_of_real_traces(name: str) -> None:
-    """The same on real traces."""
-    replayer = Replayer(read_trace(shared(name)))
-    for change in (Change(), CHEAPER_CPU, removals(replayer)["synchronization"]):
         check_one_path(replayer, change)
 
 
