@@ -31,6 +31,12 @@ RESNET = "kineto_tb_resnet50_nw0_v100.json.gz"
 H100_FLOPS = {"c10::BFloat16": 989.4e12, "float": 67e12}
 
 
+@pytest.fixture(scope="module")
+def resnet() -> Diagnosis:
+    """The diagnosis of a trace whose loop waits for its batches; no test changes it."""
+    return diagnose(shared(RESNET))
+
+
 def step_with(found: Diagnosis, words: str) -> int | None:
     """Return the step that `what_if` predicts for the words of a command line."""
     return found.what_if(**asdict(Request.from_words(words))).step_ns
@@ -122,10 +128,9 @@ def test_a_plan_of_any_program(program: list[Action]) -> None:
         check_wins(found)
 
 
-def test_output() -> None:
+def test_output(resnet: Diagnosis) -> None:
     """Terminal, Markdown and JSON have the plan, with a command that predicts the same."""
-    path = shared(RESNET)
-    found = diagnose(path)
+    path, found = shared(RESNET), resnet
     assert "1. with 8 workers: 178 ms -> 118 ms; then bound by compute (--workers 8)" in str(found)
     assert f"instrument whatif {shlex.quote(str(path))} --workers 8 --launch 0.1x" in " ".join(str(found).split())
     assert "1. with 8 workers: 178 ms -\\> 118 ms" in found.to_markdown()
@@ -134,7 +139,7 @@ def test_output() -> None:
     assert json.loads(said.stdout)["step_ns"] == plan["rows"][-1]["step_ns"]
 
 
-def test_the_end_of_a_plan() -> None:
+def test_the_end_of_a_plan(resnet: Diagnosis) -> None:
     """A plan ends with the bound after it, and how far the step is from the roofline where kernels are known."""
     path = shared("tl_h100_qwen05b.json.gz")
     found = diagnose(path)
@@ -148,7 +153,7 @@ def test_the_end_of_a_plan() -> None:
     section = plan_section(found)
     assert section is not None
     assert section["notes"][0] == str(end)
-    few = diagnose(shared(RESNET)).plan().end  # of which few kernels have shapes
+    few = resnet.plan().end  # of which few kernels have shapes
     assert few is not None
     assert (few.roofline_ns, str(few)) == (None, "After that, compute bounds it.")
 
@@ -174,9 +179,9 @@ def test_no_plan(tmp_path: Path) -> None:
     assert "Plan:" not in str(found)
 
 
-def test_what_is_hidden() -> None:
+def test_what_is_hidden(resnet: Diagnosis) -> None:
     """FP32 kernels of a loop that waits for its batches are hidden; once it does not, they show."""
-    before, after = diagnose(shared(RESNET)), diagnose(shared("pairs/resnet50_workers4_a.json.gz"))
+    before, after = resnet, diagnose(shared("pairs/resnet50_workers4_a.json.gz"))
     (hidden,) = before.hidden
     assert (hidden.rule, hidden.change) == ("fp32-matmuls", "--fix fp32-matmuls")
     assert hidden.hidden_ns is not None and hidden.win_ns is not None
@@ -201,13 +206,12 @@ def test_more_workers() -> None:
 
 
 @pytest.mark.usefixtures("lenient")
-def test_a_rule_that_the_plan_cannot_apply() -> None:
+def test_a_rule_that_the_plan_cannot_apply(resnet: Diagnosis) -> None:
     """The plan leaves out a finding that needs changed thresholds, or whose rule fails afterwards."""
     path = shared(RESNET)
-    usual = diagnose(path)
-    (copies,) = [each for each in usual.findings if each.rule == "exposed-copies"]
-    share = (copies.win_ns or 0) / usual.step_ns
-    assert "--fix exposed-copies" in usual.plan().words
+    (copies,) = [each for each in resnet.findings if each.rule == "exposed-copies"]
+    share = (copies.win_ns or 0) / resnet.step_ns
+    assert "--fix exposed-copies" in resnet.plan().words
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(RULES, "exposed-copies", replace(RULES["exposed-copies"], share=2 * share))
         found = diagnose(path, thresholds={"exposed-copies": {"share": share / 2}})

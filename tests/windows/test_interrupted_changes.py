@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from inspect import isfunction, unwrap
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -312,17 +313,27 @@ def fail_a_stop(
 
 @pytest.mark.usefixtures("lenient")
 def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
-    """After an interrupt at any line around a warm-up, no warm-up is left, and modules have no hooks."""
+    """After an interrupt at any line around a warm-up, no warm-up is left, and modules have no hooks.
+
+    A line that runs several times is interrupted once for each way in which it is called.
+    """
     model = torch.nn.Linear(2, 2)
     schedule = instrument.schedule(wait=1, warmup=1, active=1)
 
-    def lines_before(interrupt_at: int) -> int:
-        """Interrupt before that line of `Recording` or of the set of warm-ups; return how many lines ran."""
-        ran, places = 0, list[tuple[str, int]]()
+    def lines_before(interrupt_at: int) -> dict[tuple[tuple[str, int], ...], int]:
+        """Interrupt before a line of `Recording` or of the set of warm-ups, by its number among those that run.
+
+        Returns:
+            The number at which each line first ran, by its stack of such lines.
+        """
+        ran, stacks, places = 0, dict[tuple[tuple[str, int], ...], int](), list[tuple[str, int]]()
 
         def line(frame: FrameType, event: str, _: Any) -> Any:
             nonlocal ran
-            ran += event == "line"
+            if event == "line":
+                ran += 1
+                stack = ((each.f_code, line) for each, line in walk_stack(frame))
+                stacks.setdefault(tuple((code.co_name, line) for code, line in stack if code in watched), ran)
             if event == "line" and ran == interrupt_at:
                 places.append((frame.f_code.co_name, frame.f_lineno))
                 raise KeyboardInterrupt
@@ -346,12 +357,13 @@ def test_an_interrupt_around_a_warm_up(tmp_path: Path) -> None:
             sys.settrace(None)
         prof.stop()  # the rest of the end, as at exit
         assert (0, []) == (dispatch.active.warm_up_count, list(model._forward_hooks)), places
-        return ran
+        return stacks
 
     methods = [value for of in (Recording, ActiveEmitters) for value in vars(of).values() if isfunction(value)]
     watched = {unwrap(method).__code__ for method in methods}
     with instrument.annotate_modules(model):
-        total = lines_before(0)
-        assert total > 50
-        for at in range(1, total + 1):
+        lines_before(0)  # imports what a profile needs
+        moments = lines_before(0)
+        assert len(moments) > 50
+        for at in moments.values():
             lines_before(at)
