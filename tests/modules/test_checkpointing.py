@@ -172,12 +172,12 @@ def test_colliding_sequence_numbers(attach_emitter: AttachEmitter, wrap: Wrap) -
     """Forward nodes are not confused with recomputed nodes of the same sequence number."""
     with instrument.annotate_modules(model := blocks(3, wrap)), attach_emitter() as expected:
         step(model, call_here)
-    advance_to(200)
-    for shift in range(-30, 30):
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(advance_to, next_number() + shift).result()
+    for shift in range(-30, 30):  # on new threads, whose numbers are low: to make nodes takes time
+        with ThreadPoolExecutor(1) as forward, ThreadPoolExecutor(1) as backward:
+            forward.submit(advance_to, 40).result()
+            backward.submit(advance_to, 40 + shift).result()
             with instrument.annotate_modules(model), attach_emitter() as emitter:
-                step(model, lambda function, thread=thread: thread.submit(function).result())
+                forward.submit(step, model, lambda function, to=backward: to.submit(function).result()).result()
         assert emitter.events == expected.events
 
 
