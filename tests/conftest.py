@@ -47,11 +47,21 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None, de
 hypothesis.settings.load_profile("same")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def frozen() -> None:
+@pytest.fixture(scope="module")
+def frozen() -> set[str]:
     """Keep what is imported so far, up to a million objects, out of collections and searches for objects."""
     gc.collect()
     gc.freeze()
+    return {*sys.modules}
+
+
+@pytest.fixture(autouse=True)
+def frozen_imports(frozen: set[str]) -> None:
+    """Do so again after a test that imported a large package: with that, each dry run searches for 0.2 s more."""
+    if len(sys.modules) > len(frozen) + 100:
+        gc.collect()
+        gc.freeze()
+        frozen.update(sys.modules)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -83,7 +83,7 @@ def test_the_parts_hold_what_is_won(program: list[Action]) -> None:
     check_parts(waits, step_ns)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(actions)
 def test_programs_without_steps(program: list[Action]) -> None:
     """A recording without steps has one length, which its parts add up to, and one critical path."""

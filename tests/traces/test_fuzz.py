@@ -37,7 +37,7 @@ junk = st.one_of(
     st.sampled_from(JUNK),
 )
 blocks = st.sampled_from([7, 50, 300, 1 << 20])
-quick = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")

@@ -55,8 +55,11 @@ def test_files_of_the_current_folder_do_not_run(tmp_path: Path, tools: Callable[
     for rank in range(4):
         shutil.copy(ROOT / "tests" / "data" / "gpu_two_steps.json", hostile / f"rank{rank}.json")
     script = [str(Path(sys.executable).with_name("instrument"))]
-    for program in (script, [sys.executable, "-m", "instrument"]):
-        for arguments in (["doctor"], ["summarize", "."], ["syncs", "rank0.json"], ["run", "--help"]):
+    with_children = [["doctor"], ["summarize", "."]]
+    lines = {"script": [*with_children, ["syncs", "rank0.json"], ["run", "--help"]], "-m": with_children}
+    for way, commands in lines.items():
+        program = script if way == "script" else [sys.executable, "-m", "instrument"]
+        for arguments in commands:
             done = subprocess.run([*program, *arguments], cwd=hostile, capture_output=True, text=True, timeout=300)
             assert not (tmp_path / "ran").exists(), (arguments, (tmp_path / "ran").read_text())
             assert done.returncode in (0, 1), done.stderr
