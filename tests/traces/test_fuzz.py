@@ -37,7 +37,7 @@ junk = st.one_of(
     st.sampled_from(JUNK),
 )
 blocks = st.sampled_from([7, 50, 300, 1 << 20])
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_damaged_traces(
     read(path, gzip.compress(data, 1) if packed else data, block)
 
 
-@quick
+@settings(quick, max_examples=60)  # each one packs a file
 @given(place=st.integers(0, 10_000), bits=st.integers(1, 255), end=st.integers(0, 10_000), block=blocks)
 def test_damaged_gzip(path: Path, place: int, bits: int, end: int, block: int) -> None:
     """A gzip file with a changed byte or a missing end gives a trace or a TraceError."""
