@@ -164,10 +164,10 @@ def _remove_script_modules(before: dict[str, Any], folder: Path) -> None:
     """Remove the script's own modules again: another script may have different modules of the same names."""
     ours = __name__.partition(".")[0]
     for name, _, names in loaded_modules():
-        file = str(names.get("__file__") or os.devnull)
-        own = Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED)
-        if own and name not in before and name.partition(".")[0] != ours:
-            del sys.modules[name]
+        if name not in before and name.partition(".")[0] != ours:
+            file = str(names.get("__file__") or os.devnull)
+            if Path(file).is_relative_to(folder) and not any(part in file for part in INSTALLED):
+                del sys.modules[name]
 
 
 def _run_as_main(program: Path | str) -> None:
