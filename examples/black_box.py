@@ -26,7 +26,7 @@ class Numbers(Dataset):
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = nn.Sequential(nn.Linear(256, 2048), nn.ReLU(), nn.Linear(2048, 256))
+    model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with instrument.annotate_step(), instrument.black_box(on_slow=print) as box:
         for step, batch in enumerate(DataLoader(Numbers(), batch_size=32)):
