@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from instrument.base.units import duration
 from instrument.explain.diagnosis.diagnose import diagnose
 from instrument.explain.diagnosis.diagnosis import Diagnosis
+from instrument.explain.replay import what_if
 from instrument.explain.replay.step_waits import removals
 from instrument.read.jobs.read import content_of
 from instrument.read.measures.summary import summarize
@@ -59,11 +60,13 @@ def test_steps_and_their_critical_path(replayed: Diagnosis) -> None:
         check_one_path(replayed.replayer, change)
 
 
-def test_plans(replayed: Diagnosis) -> None:
+def test_plans(replayed: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows and predictions agree, and so do the change that a finding names and what it wins in a replay."""
     plan = replayed.plan()
     if plan.rows:
         assert step_with(replayed, plan.words) == plan.rows[-1].step_ns
+    # The critical path takes most of a prediction's time; only its length is compared here.
+    monkeypatch.setattr(what_if, "critical_path", lambda replayer, change: None)
     check(replayed)
     check_wins(replayed)
     for finding in replayed.findings:

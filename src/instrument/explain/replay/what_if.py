@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +28,7 @@ class WhatIf:
         steps: the number of steps; 1 without steps, as the whole trace then counts as one.
         has_steps: whether the trace has steps.
         abstained: what prevents a prediction; None if one was made.
+        critical_path: what determines the length of the steps with the change; None if the prediction abstains.
     """
 
     change: str
@@ -40,15 +39,7 @@ class WhatIf:
     steps: int
     has_steps: bool
     abstained: str | None = None
-    _find_path: Callable[[], CriticalPath] | None = field(default=None, repr=False, compare=False)
-
-    @cached_property
-    def critical_path(self) -> CriticalPath | None:
-        """What determines the length of the steps with the change; None if the prediction abstains.
-
-        Found when it is asked for: it takes many times as long as the prediction.
-        """
-        return self._find_path and self._find_path()
+    critical_path: CriticalPath | None = field(default=None, repr=False)
 
     @property
     def win_ns(self) -> int | None:
@@ -99,8 +90,7 @@ def what_if(replayer: Replayer, request: Request = NOTHING, fixed: Fixed | None 
     if replayer.abstained:
         return WhatIf(words, before, None, *figures, replayer.abstained)
     change = joined(each for _, each in changes)
-    find_path = partial(critical_path, replayer, change)
-    return WhatIf(words, before, replayer.step_ns(change), *figures, None, find_path)
+    return WhatIf(words, before, replayer.step_ns(change), *figures, None, critical_path(replayer, change))
 
 
 _NUMBERS = (
