@@ -27,7 +27,7 @@ Answer = dict[str, Any]
 Show = Literal["findings", "time", "metrics", "regions", "idle_gaps", "operators", "job", "memory", "abstained"]
 
 _STEPS = "Recorded steps of {}; 1 without steps, as the window then counts as one."
-_LENGTH = "in ns, each from the end of the one before to its own, GPU work included."
+_LENGTH = "in ns, each from the end of the one before to its own end, GPU work included."
 OF_DIAGNOSIS = {
     **DEFINITIONS,
     **{name.replace("roofline.", "operators."): text for name, text in DEFINITIONS.items()},
